@@ -1,0 +1,101 @@
+"""The graph: tensors and nodes as the model states them, before anything is lowered.
+
+A `Graph` is what the front end makes of a file: operators at one opset, attributes as plain
+Python values, constants as numpy arrays, every tensor with a type and, as far as it is known,
+a shape.  Rewrites, quantization and the partition work on it; lowering reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Union
+
+import numpy as np
+
+Dim = Union[int, str]
+"""A known size, or the name of a symbolic one."""
+
+Shape = tuple[Dim, ...]
+
+Attribute = Union[int, float, str, bytes, list[int], list[float], list[str], np.ndarray, "Graph"]
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """Element type (an ONNX name in lower case: ``float32``, ``int8``, ``bool``, ``string``...)
+    and shape; `shape` is None where even the rank is unknown."""
+
+    dtype: str
+    shape: Shape | None
+
+
+@dataclass
+class Node:
+    """One operator call.  An empty string among `inputs` or `outputs` is an omitted one."""
+
+    op: str
+    inputs: list[str]
+    outputs: list[str]
+    attrs: dict[str, Any] = field(default_factory=dict)
+    name: str = ""
+    domain: str = ""
+    metadata: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def where(self) -> str:
+        """The node as an error message names it."""
+        return f"node '{self.name or (self.outputs[0] if self.outputs else '?')}' ({self.op})"
+
+    def subgraphs(self) -> Iterator[Graph]:
+        """The graphs among the attributes (If, Loop, Scan)."""
+        return (value for value in self.attrs.values() if isinstance(value, Graph))
+
+
+@dataclass
+class Graph:
+    """A model's graph: nodes in topological order, values named by strings.
+
+    Attributes:
+        inputs, outputs: names in the model's order; constants are not among the inputs.
+        constants: initializers by name, in numpy with `ml_dtypes` for the small types.
+        types: the type of every value that is known.
+        opset: version of the default domain.
+    """
+
+    name: str
+    inputs: list[str]
+    outputs: list[str]
+    nodes: list[Node]
+    constants: dict[str, np.ndarray]
+    types: dict[str, TensorType]
+    opset: int
+
+    def producers(self) -> dict[str, Node]:
+        """The node that makes each value."""
+        return {name: node for node in self.nodes for name in node.outputs if name}
+
+    def consumers(self) -> dict[str, list[Node]]:
+        """The nodes that read each value, also from inside their subgraphs, in order."""
+        readers: dict[str, list[Node]] = {}
+        for node in self.nodes:
+            for name in dict.fromkeys([*node.inputs, *captured(node)]):
+                if name:
+                    readers.setdefault(name, []).append(node)
+        return readers
+
+
+def captured(node: Node) -> list[str]:
+    """Names of outer values that the subgraphs of `node` read, in order of first use."""
+    found: dict[str, None] = {}
+    for graph in node.subgraphs():
+        local = {*graph.inputs, *graph.constants}
+        for inner in graph.nodes:
+            for name in [*inner.inputs, *captured(inner)]:
+                if name and name not in local:
+                    found[name] = None
+            local.update(inner.outputs)
+        for name in graph.outputs:
+            if name not in local:
+                found[name] = None
+    return list(found)
