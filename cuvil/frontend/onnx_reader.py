@@ -1,0 +1,326 @@
+"""ONNX files to Graphs: everything about a file that can be wrong is found here, before any pass.
+
+Order of work: bytes (`wire`), protobuf, versions and local functions, the structure of each graph
+(names, order, scopes), tensors, the caller's shapes, operators and their attributes against the
+ONNX schemas, aliases, and shape inference.
+"""
+
+from __future__ import annotations
+
+import graphlib
+import heapq
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, defs, inliner
+
+from cuvil import fsio
+from cuvil.errors import CuvilError, ModelError, UnsupportedError
+from cuvil.frontend.aliases import remove_aliases
+from cuvil.frontend.binding import bind_inputs
+from cuvil.frontend.infer import UNKNOWN, infer_types, is_generated
+from cuvil.frontend.onnx_writer import MICROSOFT
+from cuvil.frontend.schema import check_schemas
+from cuvil.frontend.tensors import decode, decode_sparse, type_from_proto
+from cuvil.frontend.wire import scan
+from cuvil.ir.graph import Graph, Node, TensorType, captured
+from cuvil.limits import MAX_MODEL_BYTES, MAX_NODES, MAX_SUBGRAPH_DEPTH
+
+DOMAINS = ("", MICROSOFT)
+"""The operator domains that are let through; ``ai.onnx`` is the first one's other name."""
+
+Shapes = Mapping[str, Sequence["int | str"]]
+
+
+def read_model(path: str | os.PathLike[str], shapes: Shapes | None = None) -> Graph:
+    """Read an ONNX file as a graph at the model's own opset, checked and with inferred types.
+
+    Args:
+        path: the ``.onnx`` file; external data is read from its folder.
+        shapes: sizes (or names) of the dimensions of inputs, by input name.  A size given for a
+            symbolic dimension holds wherever the model uses the symbol.
+
+    Returns:
+        A graph in topological order.  Constant nodes and initializers are `Graph.constants`,
+        local functions are inlined, Identity and inference Dropout are renamed away, and
+        unnamed unknown dimensions have names of their own (``x_d0``).
+
+    Raises:
+        ModelError: the file is no valid model, or `shapes` does not fit it.
+        UnsupportedError: the model uses an unknown operator domain or kind of value.
+    """
+    where = os.fspath(path)
+    try:
+        data = fsio.read_bytes(path, "the model", MAX_MODEL_BYTES)
+    except CuvilError as error:
+        raise ModelError(error.message, error.where) from error
+    scan(data, where)
+    try:
+        model = ModelProto.FromString(data)
+    except DecodeError:
+        raise ModelError("the file is damaged or not an ONNX model", where) from None
+    return graph_from_proto(model, Path(path).parent, shapes)
+
+
+def graph_from_proto(model: ModelProto, folder: Path | None = None, shapes: Shapes | None = None) -> Graph:
+    """`read_model` for a model in memory; `folder` holds its external data, None allows none."""
+    try:
+        opset = _opset(model)
+        model = _inline_functions(model)
+        graph = _Reader(opset, folder).graph(model.graph, frozenset(), 0)
+    except UnicodeDecodeError:
+        raise ModelError("a name in the model is not UTF-8") from None
+    if not graph.outputs:
+        raise ModelError("the model has no outputs", f"graph '{graph.name}'")
+    bind_inputs(graph, shapes or {})
+    check_schemas(graph)
+    remove_aliases(graph)
+    infer_types(graph)
+    return graph
+
+
+def _opset(model: ModelProto) -> int:
+    """The version of the default domain that the model asks for."""
+    newest = defs.onnx_opset_version()
+    versions = {entry.version for entry in model.opset_import if _domain(entry.domain) == ""}
+    if not versions:
+        raise ModelError(f"the model imports no version of the default operator domain; 1 to {newest} are supported")
+    if len(versions) > 1:
+        raise ModelError(f"the model imports opsets {sorted(versions)} of the default domain at once")
+    version = int(versions.pop())
+    if not 1 <= version <= newest:
+        raise ModelError(f"opset {version} is not supported, only 1 to {newest} are")
+    return version
+
+
+def _domain(domain: str) -> str:
+    return "" if domain == "ai.onnx" else domain
+
+
+def _inline_functions(model: ModelProto) -> ModelProto:
+    """Replace calls of the model's local functions by their bodies."""
+    if not model.functions:
+        return model
+    sizes: dict[tuple[str, str, str], int] = {}
+    bodies = {(f.domain, f.name, f.overload): f for f in model.functions}
+    calls = {key: [c for c in map(_callee, _all_nodes(f.node)) if c in bodies] for key, f in bodies.items()}
+    try:
+        order = list(graphlib.TopologicalSorter(calls).static_order())
+    except graphlib.CycleError as error:
+        names = " -> ".join(key[1] for key in error.args[1])
+        raise ModelError(f"local functions call each other in a circle: {names}") from None
+    for key in order:
+        nodes = _all_nodes(bodies[key].node)
+        sizes[key] = sum(sizes.get(_callee(node), 1) for node in nodes)
+    total = sum(sizes.get(_callee(node), 1) for node in _all_nodes(model.graph.node))
+    if total > MAX_NODES:
+        raise ModelError(f"the model has more than {MAX_NODES} nodes once its local functions are expanded")
+    inlined = inliner.inline_local_functions(model)
+    for node in _all_nodes(inlined.graph.node):
+        if _callee(node) in bodies:
+            raise UnsupportedError(
+                f"local function '{node.op_type}' asks for another opset than the model", _where(node)
+            )
+    return inlined
+
+
+def _callee(node: NodeProto) -> tuple[str, str, str]:
+    return node.domain, node.op_type, node.overload
+
+
+def _all_nodes(nodes: Sequence[NodeProto]) -> list[NodeProto]:
+    found = list(nodes)
+    for node in nodes:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                found.extend(_all_nodes(attribute.g.node))
+    return found
+
+
+def _where(node: NodeProto) -> str:
+    return Node(node.op_type, list(node.input), list(node.output), name=node.name).where
+
+
+class _Reader:
+    """Converts graphs, checking names, scopes and order on the way."""
+
+    def __init__(self, opset: int, folder: Path | None) -> None:
+        self.opset = opset
+        self.folder = folder
+
+    def graph(self, proto: GraphProto, outer: frozenset[str], depth: int) -> Graph:
+        """One graph; `outer` holds the names visible around it."""
+        where = f"graph '{proto.name}'"
+        if depth > MAX_SUBGRAPH_DEPTH:
+            raise ModelError(f"subgraphs nest more than {MAX_SUBGRAPH_DEPTH} deep", where)
+        constants = {t.name: decode(t, self.folder, f"initializer '{t.name}'") for t in proto.initializer}
+        for sparse in proto.sparse_initializer:
+            name = sparse.values.name
+            constants[name] = decode_sparse(sparse, self.folder, f"sparse initializer '{name}'")
+        if len(constants) != len(proto.initializer) + len(proto.sparse_initializer):
+            names = [t.name for t in proto.initializer] + [s.values.name for s in proto.sparse_initializer]
+            raise ModelError(f"initializer '{_first_twice(names)}' is given twice", where)
+        inputs = [value.name for value in proto.input if value.name not in constants]
+        if "" in inputs or "" in constants:
+            raise ModelError("an input or initializer has no name", where)
+        twice = _first_twice(inputs) or _first_twice([value.name for value in proto.output])
+        if twice is not None:
+            raise ModelError(f"input or output '{twice}' is listed twice", where)
+        types = {v.name: _declared(v) for v in (*proto.value_info, *proto.output)}
+        types |= {v.name: type_from_proto(v.type, f"input '{v.name}'") for v in proto.input}
+        defined = self._defined(proto, [*inputs, *constants], outer, where)
+        visible = outer | defined
+        nodes = []
+        for node in proto.node:
+            if node.op_type == "Constant" and not _domain(node.domain):
+                constants[node.output[0]] = self._constant(node)
+            else:
+                nodes.append(self._node(node, visible, depth))
+        nodes = self._sorted(nodes, {*outer, *inputs, *constants})
+        outputs = [value.name for value in proto.output]
+        for name in outputs:
+            if name not in defined and (depth == 0 or name not in outer):
+                raise ModelError(f"output '{name}' is not produced by any node", where)
+        return Graph(
+            proto.name, inputs, outputs, nodes, constants,
+            {name: known for name, known in types.items() if known and name in defined and name not in constants},
+            self.opset,
+        )  # fmt: skip
+
+    def _defined(self, proto: GraphProto, names: list[str], outer: frozenset[str], where: str) -> frozenset[str]:
+        """The names the graph defines: every one once, and none that is visible already."""
+        seen = set(names)
+        hidden = seen & outer
+        if hidden:
+            raise ModelError(f"'{min(hidden)}' is already the name of a value outside this subgraph", where)
+        for node in proto.node:
+            for name in node.output:
+                if name and (name in seen or name in outer):
+                    raise ModelError(f"output '{name}' is already the name of another value", _where(node))
+                seen.add(name)
+        return frozenset(seen - {""})
+
+    def _node(self, proto: NodeProto, visible: frozenset[str], depth: int) -> Node:
+        where = _where(proto)
+        domain = _domain(proto.domain)
+        if not proto.op_type:
+            raise ModelError("the node has no operator", where)
+        if domain not in DOMAINS:
+            raise UnsupportedError(
+                f"operator domain '{domain}' is not supported, only 'ai.onnx' and '{MICROSOFT}' are", where
+            )
+        for name in proto.input:
+            if name and name not in visible:
+                raise ModelError(f"input '{name}' is not produced by any node, input or initializer", where)
+        attrs = {}
+        for attribute in sorted(proto.attribute, key=lambda a: a.name):
+            if attribute.name in attrs:
+                raise ModelError(f"attribute '{attribute.name}' is given twice", where)
+            attrs[attribute.name] = self._attribute(attribute, visible, depth, where)
+        metadata = {entry.key: entry.value for entry in proto.metadata_props}
+        return Node(proto.op_type, list(proto.input), list(proto.output), attrs, proto.name, domain, metadata)
+
+    def _attribute(self, proto: AttributeProto, visible: frozenset[str], depth: int, where: str) -> Any:
+        where = f"{where} attribute '{proto.name}'"
+        kind = proto.type
+        if kind == AttributeProto.FLOAT:
+            return float(proto.f)
+        if kind == AttributeProto.INT:
+            return int(proto.i)
+        if kind == AttributeProto.STRING:
+            return _text(proto.s)
+        if kind == AttributeProto.TENSOR:
+            return decode(proto.t, self.folder, where)
+        if kind == AttributeProto.SPARSE_TENSOR:
+            return decode_sparse(proto.sparse_tensor, self.folder, where)
+        if kind == AttributeProto.GRAPH:
+            return self.graph(proto.g, visible, depth + 1)
+        if kind == AttributeProto.FLOATS:
+            return [float(value) for value in proto.floats]
+        if kind == AttributeProto.INTS:
+            return [int(value) for value in proto.ints]
+        if kind == AttributeProto.STRINGS:
+            return [_text(value) for value in proto.strings]
+        if kind == AttributeProto.TYPE_PROTO:
+            return type_from_proto(proto.tp, where)
+        if kind == AttributeProto.UNDEFINED:
+            raise ModelError("the attribute has no type or refers to one outside a function", where)
+        raise UnsupportedError(f"attributes of type {AttributeProto.AttributeType.Name(kind)} are not supported", where)
+
+    def _constant(self, proto: NodeProto) -> Any:
+        """The value of a Constant node, in any of its seven forms."""
+        where = _where(proto)
+        if len(proto.attribute) != 1 or len(proto.output) != 1 or not proto.output[0]:
+            raise ModelError("a constant has one output and exactly one value", where)
+        attribute = proto.attribute[0]
+        value = self._attribute(attribute, frozenset(), 0, where)
+        if attribute.name in ("value", "sparse_value"):
+            return value
+        dtypes = {"value_float": "float32", "value_int": "int64", "value_string": "object"}
+        dtype = dtypes.get(attribute.name.removesuffix("s"))
+        if dtype is None:
+            raise ModelError(f"unknown attribute '{attribute.name}' of a constant", where)
+        return np.array(value, dtype)
+
+    def _sorted(self, nodes: list[Node], ready: set[str]) -> list[Node]:
+        """`nodes` in topological order; as they are where they already are in one.
+
+        Raises:
+            ModelError: the nodes form a cycle.
+        """
+        reads = [[name for name in (*node.inputs, *captured(node)) if name] for node in nodes]
+        known = set(ready)
+        for node, names in zip(nodes, reads):
+            if not known.issuperset(names):
+                break
+            known.update(node.outputs)
+        else:
+            return nodes
+        maker = {name: i for i, node in enumerate(nodes) for name in node.outputs if name}
+        graph = {i: {maker[name] for name in names if name in maker} for i, names in enumerate(reads)}
+        sorter = graphlib.TopologicalSorter(graph)
+        try:
+            sorter.prepare()
+        except graphlib.CycleError as error:
+            circle = [nodes[i] for i in error.args[1]]
+            names = " <- ".join(f"'{node.name or node.outputs[0]}'" for node in circle[:8])
+            raise ModelError(f"the nodes form a cycle: {names}", circle[0].where) from None
+        order: list[int] = []
+        heap: list[int] = []
+        while sorter.is_active():
+            for i in sorter.get_ready():
+                heapq.heappush(heap, i)
+            first = heapq.heappop(heap)
+            order.append(first)
+            sorter.done(first)
+        return [nodes[i] for i in order]
+
+
+def _declared(value: onnx.ValueInfoProto) -> TensorType | None:
+    """The declared type of an inner value or an output; sizes that say nothing become `UNKNOWN`."""
+    known = type_from_proto(value.type, f"value '{value.name}'")
+    if known is None or known.shape is None:
+        return known
+    dims = (UNKNOWN if is_generated(d) or (isinstance(d, int) and d < 0) else d for d in known.shape)
+    return TensorType(known.dtype, tuple(dims))
+
+
+def _text(value: bytes) -> str | bytes:
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        return value
+
+
+def _first_twice(names: list[str]) -> str | None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None

@@ -1,0 +1,101 @@
+"""Nodes against the operator schemas of ONNX: is there such an operator, with such arguments?"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from onnx import defs
+
+from cuvil.errors import ModelError, UnsupportedError
+from cuvil.frontend.scope import walk
+from cuvil.ir.graph import Graph, Node, TensorType
+
+STILL_READ = frozenset(("GroupNormalization",))
+"""Operators that ONNX deprecates in some opset in which `opset.upgrade` still understands them."""
+
+
+def _is_list_of(kind: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(isinstance(item, kind) for item in value)
+
+
+_FITS: dict[str, Callable[[Any], bool]] = {
+    "FLOAT": lambda value: isinstance(value, float),
+    "INT": lambda value: isinstance(value, int),
+    "STRING": lambda value: isinstance(value, (str, bytes)),
+    "TENSOR": lambda value: isinstance(value, np.ndarray),
+    "SPARSE_TENSOR": lambda value: isinstance(value, np.ndarray),
+    "GRAPH": lambda value: isinstance(value, Graph),
+    "FLOATS": _is_list_of(float),
+    "INTS": _is_list_of(int),
+    "STRINGS": lambda value: isinstance(value, list) and all(isinstance(item, (str, bytes)) for item in value),
+    "TYPE_PROTO": lambda value: isinstance(value, TensorType),
+}
+
+
+def check_schemas(graph: Graph) -> None:
+    """Check every node of the default domain, in subgraphs too, against its schema at the graph's
+    opset.
+
+    Raises:
+        UnsupportedError: there is no such operator at that opset, or no longer.
+        ModelError: too few or too many inputs or outputs, a missing, unknown or mistyped attribute.
+    """
+    for inner in walk(graph):
+        for node in inner.nodes:
+            if not node.domain:
+                _check_node(node, graph.opset)
+
+
+@functools.cache
+def _operators() -> dict[str, int]:
+    """The operators of the default domain and the opset in which each appeared."""
+    first: dict[str, int] = {}
+    for schema in defs.get_all_schemas_with_history():
+        if schema.domain == "":
+            first[schema.name] = min(first.get(schema.name, schema.since_version), schema.since_version)
+    return first
+
+
+def _schema(node: Node, opset: int) -> defs.OpSchema:
+    known = _operators()
+    if node.op not in known:
+        near = difflib.get_close_matches(node.op, known, n=1)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        raise UnsupportedError(f"ONNX has no operator '{node.op}'{hint}", node.where)
+    if known[node.op] > opset:
+        raise ModelError(f"the operator needs opset {known[node.op]}, the model declares {opset}", node.where)
+    schema = defs.get_schema(node.op, opset)
+    if schema.deprecated and node.op not in STILL_READ:
+        raise UnsupportedError(
+            f"the operator is deprecated since opset {schema.since_version}, the model declares {opset}", node.where
+        )
+    return schema
+
+
+def _check_node(node: Node, opset: int) -> None:
+    schema = _schema(node, opset)
+    for what, names, formal, least, most in (
+        ("input", node.inputs, schema.inputs, schema.min_input, schema.max_input),
+        ("output", node.outputs, schema.outputs, schema.min_output, schema.max_output),
+    ):
+        if not least <= len(names) <= most:
+            allowed = str(least) if least == most else f"{least} to {most}" if most < 1 << 20 else f"{least} or more"
+            raise ModelError(f"{len(names)} {what}s, {allowed} are allowed", node.where)
+        for position, name in enumerate(names):
+            parameter = formal[min(position, len(formal) - 1)]
+            if not name and parameter.option == defs.OpSchema.FormalParameterOption.Single:
+                raise ModelError(f"{what} {position} ({parameter.name}) must not be omitted", node.where)
+    for name, value in node.attrs.items():
+        if name not in schema.attributes:
+            allowed = ", ".join(sorted(schema.attributes)) or "none"
+            raise ModelError(f"unknown attribute '{name}'; allowed are {allowed}", node.where)
+        kind = schema.attributes[name].type.name
+        if kind in _FITS and not _FITS[kind](value):
+            raise ModelError(f"attribute '{name}' must be of type {kind}", node.where)
+    for name, attribute in schema.attributes.items():
+        if attribute.required and name not in node.attrs:
+            raise ModelError(f"attribute '{name}' is missing", node.where)

@@ -1,0 +1,288 @@
+"""Element-wise operators: arithmetic, comparisons, activations, casts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from cuvil.ir import expr as E
+from cuvil.ir.expr import Expr
+from cuvil.ir.graph import ONNX_TYPES
+from cuvil.ir.primitives import Value
+from cuvil.ops.registry import Context, lowering
+
+# --- one argument ---------------------------------------------------------------------------------
+
+_UNARY: dict[str, Callable[[Expr], Expr]] = {
+    "Abs": lambda x: E.unary("abs", x),
+    "Acos": lambda x: E.unary("acos", x),
+    "Acosh": lambda x: E.unary("acosh", x),
+    "Asin": lambda x: E.unary("asin", x),
+    "Asinh": lambda x: E.unary("asinh", x),
+    "Atan": lambda x: E.unary("atan", x),
+    "Atanh": lambda x: E.unary("atanh", x),
+    "BitwiseNot": lambda x: E.unary("bnot", x),
+    "Ceil": lambda x: E.unary("ceil", x),
+    "Cos": lambda x: E.unary("cos", x),
+    "Cosh": lambda x: E.unary("cosh", x),
+    "Erf": lambda x: E.unary("erf", x),
+    "Exp": lambda x: E.unary("exp", x),
+    "Floor": lambda x: E.unary("floor", x),
+    "Identity": lambda x: x,
+    "IsNaN": lambda x: E.unary("isnan", x),
+    "Log": lambda x: E.unary("log", x),
+    "Neg": lambda x: -x,
+    "Not": lambda x: E.unary("not", x),
+    "Reciprocal": lambda x: 1 / x,
+    "Relu": lambda x: E.maximum(x, 0),
+    "Round": lambda x: E.unary("round", x),
+    "Sigmoid": lambda x: E.unary("sigmoid", x),
+    "Sign": lambda x: E.select(x > 0, E.const(1, x.dtype), E.select(x < 0, E.const(-1, x.dtype), x * 0)),
+    "Sin": lambda x: E.unary("sin", x),
+    "Sinh": lambda x: E.unary("sinh", x),
+    "Softplus": lambda x: E.maximum(x, 0) + E.unary("log", 1 + E.unary("exp", -E.unary("abs", x))),
+    "Softsign": lambda x: x / (1 + E.unary("abs", x)),
+    "Sqrt": lambda x: E.unary("sqrt", x),
+    "Tan": lambda x: E.unary("tan", x),
+    "Tanh": lambda x: E.unary("tanh", x),
+    "HardSwish": lambda x: x * _clip(x * (1 / 6) + 0.5, 0, 1),
+    "Mish": lambda x: x * E.unary("tanh", _UNARY["Softplus"](x)),
+}
+
+
+def _clip(x: Expr, low: float, high: float) -> Expr:
+    return E.minimum(E.maximum(x, low), high)
+
+
+@lowering(*_UNARY)
+def unary(c: Context) -> Value:
+    """Operators of one argument, element by element."""
+    return c.b.elementwise(_UNARY[c.node.op], c.x)
+
+
+@lowering("LeakyRelu")
+def leaky_relu(c: Context) -> Value:
+    """x where x >= 0, alpha * x elsewhere."""
+    alpha = c.attr("alpha", 0.01)
+    return c.b.elementwise(lambda x: E.select(x < 0, x * alpha, x), c.x)
+
+
+@lowering("Elu")
+def elu(c: Context) -> Value:
+    """x where x >= 0, alpha * (exp(x) - 1) elsewhere."""
+    alpha = c.attr("alpha", 1.0)
+    return c.b.elementwise(lambda x: E.select(x < 0, (E.unary("exp", x) - 1) * alpha, x), c.x)
+
+
+@lowering("Celu")
+def celu(c: Context) -> Value:
+    """max(0, x) + min(0, alpha * (exp(x / alpha) - 1))."""
+    alpha = c.attr("alpha", 1.0)
+    return c.b.elementwise(
+        lambda x: E.maximum(x, 0) + E.minimum((E.unary("exp", x / alpha) - 1) * alpha, 0), c.x
+    )
+
+
+@lowering("Selu")
+def selu(c: Context) -> Value:
+    """gamma * (x where x > 0, alpha * (exp(x) - 1) elsewhere)."""
+    alpha = c.attr("alpha", 1.67326319217681884765625)
+    gamma = c.attr("gamma", 1.05070102214813232421875)
+    return c.b.elementwise(lambda x: E.select(x > 0, x, (E.unary("exp", x) - 1) * alpha) * gamma, c.x)
+
+
+@lowering("ThresholdedRelu")
+def thresholded_relu(c: Context) -> Value:
+    """x where x > alpha, 0 elsewhere."""
+    alpha = c.attr("alpha", 1.0)
+    return c.b.elementwise(lambda x: E.select(x > alpha, x, E.const(0, x.dtype)), c.x)
+
+
+@lowering("HardSigmoid")
+def hard_sigmoid(c: Context) -> Value:
+    """max(0, min(1, alpha * x + beta))."""
+    alpha, beta = c.attr("alpha", 0.2), c.attr("beta", 0.5)
+    return c.b.elementwise(lambda x: _clip(x * alpha + beta, 0, 1), c.x)
+
+
+@lowering("Shrink")
+def shrink(c: Context) -> Value:
+    """x + bias below -lambd, x - bias above lambd, 0 between."""
+    bias, lambd = c.attr("bias", 0.0), c.attr("lambd", 0.5)
+
+    def f(x: Expr) -> Expr:
+        zero = E.const(0, x.dtype)
+        return E.select(x < -lambd, x + bias, E.select(x > lambd, x - bias, zero))
+
+    return c.b.elementwise(f, c.x)
+
+
+@lowering("Gelu")
+def gelu(c: Context) -> Value:
+    """0.5 x (1 + erf(x / sqrt 2)), or its tanh approximation."""
+
+    def exact(x: Expr) -> Expr:
+        return x * 0.5 * (E.unary("erf", x * math.sqrt(0.5)) + 1)
+
+    def approximate(x: Expr) -> Expr:
+        return x * 0.5 * (E.unary("tanh", (x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)) + 1)
+
+    return c.b.elementwise(approximate if c.attr("approximate") == "tanh" else exact, c.x)
+
+
+@lowering("Swish")
+def swish(c: Context) -> Value:
+    """x * sigmoid(alpha * x)."""
+    alpha = c.attr("alpha", 1.0)
+    return c.b.elementwise(lambda x: x * E.unary("sigmoid", x * alpha), c.x)
+
+
+@lowering("IsInf")
+def isinf(c: Context) -> Value:
+    """Infinite, of the signs asked for."""
+    positive, negative = c.attr("detect_positive", 1), c.attr("detect_negative", 1)
+
+    def f(x: Expr) -> Expr:
+        found = E.unary("isinf", x)
+        if not positive:
+            found = E.logical("and", found, x < 0)
+        return found if negative else E.logical("and", found, x > 0)
+
+    return c.b.elementwise(f, c.x)
+
+
+# --- two arguments --------------------------------------------------------------------------------
+
+
+def _truncating_mod(a: Expr, b: Expr) -> Expr:
+    return E.binary("fmod", a, b)
+
+
+_BINARY: dict[str, Callable[[Expr, Expr], Expr]] = {
+    "Add": lambda a, b: a + b,
+    "And": lambda a, b: E.logical("and", a, b),
+    "BitwiseAnd": lambda a, b: E.binary("band", a, b),
+    "BitwiseOr": lambda a, b: E.binary("bor", a, b),
+    "BitwiseXor": lambda a, b: E.binary("bxor", a, b),
+    "Div": lambda a, b: E.binary("div", a, b),
+    "Equal": E.eq,
+    "Greater": lambda a, b: E.lt(b, a),
+    "GreaterOrEqual": lambda a, b: E.le(b, a),
+    "Less": E.lt,
+    "LessOrEqual": E.le,
+    "Mul": lambda a, b: a * b,
+    "Or": lambda a, b: E.logical("or", a, b),
+    "Sub": lambda a, b: a - b,
+    "Xor": lambda a, b: E.ne(a, b),
+    "PRelu": lambda x, slope: E.select(x < 0, x * slope, x),
+}
+
+
+@lowering(*_BINARY)
+def binary(c: Context) -> Value:
+    """Operators of two arguments, broadcast against each other."""
+    return c.b.elementwise(_BINARY[c.node.op], c[0], c[1])
+
+
+@lowering("Mod")
+def modulo(c: Context) -> Value:
+    """Remainder with the divisor's sign, or with fmod=1 C's remainder."""
+    return c.b.elementwise(_truncating_mod if c.attr("fmod", 0) else E.mod, c[0], c[1])
+
+
+@lowering("BitShift")
+def bit_shift(c: Context) -> Value:
+    """Logical shifts of unsigned integers; a shift by the width or more gives 0."""
+    op = "shl" if c.attr("direction") == "LEFT" else "shr"
+
+    def f(a: Expr, b: Expr) -> Expr:
+        width = E.numpy_dtype(a.dtype).itemsize * 8
+        return E.select(b < width, E.binary(op, a, b), E.const(0, a.dtype))
+
+    return c.b.elementwise(f, c[0], c[1])
+
+
+@lowering("Pow")
+def power(c: Context) -> Value:
+    """base ** exponent in the base's type; small constant exponents become products."""
+    base, exponent = c[0], c[1]
+
+    def f(x: Expr, p: Expr) -> Expr:
+        if p.is_const and E.is_float(x.dtype):
+            if p.attr == 2:
+                return x * x
+            if p.attr == 3:
+                return x * x * x
+            if p.attr == 0.5:
+                return E.unary("sqrt", x)
+            if p.attr == 1:
+                return x
+        if E.is_float(x.dtype) or not E.is_float(p.dtype):
+            return E.binary("pow", x, E.cast(p, x.dtype))
+        return E.cast(E.binary("pow", E.cast(x, p.dtype), p), x.dtype)
+
+    return c.b.elementwise(f, base, exponent)
+
+
+# --- several arguments ----------------------------------------------------------------------------
+
+
+@lowering("Sum", "Mean", "Max", "Min")
+def variadic(c: Context) -> Value:
+    """Sum, mean, largest or smallest of any number of broadcast inputs."""
+    step = {"Sum": E.add, "Mean": E.add, "Max": E.maximum, "Min": E.minimum}[c.node.op]
+
+    def f(*xs: Expr) -> Expr:
+        total = xs[0]
+        for x in xs[1:]:
+            total = step(total, x)
+        return total / len(xs) if c.node.op == "Mean" else total
+
+    return c.b.elementwise(f, *(c[i] for i in range(len(c.inputs))))
+
+
+@lowering("Clip")
+def clip(c: Context) -> Value:
+    """Limited to [min, max], either of which may be omitted."""
+    low, high = c.optional(1), c.optional(2)
+
+    def f(*i: Expr) -> Expr:
+        x = c.x[i]
+        if low is not None:
+            x = E.maximum(x, low[()] if low.rank == 0 else low[(0,) * low.rank])
+        if high is not None:
+            x = E.minimum(x, high[()] if high.rank == 0 else high[(0,) * high.rank])
+        return x
+
+    return c.b.map(c.x.shape, f)
+
+
+@lowering("Where")
+def where(c: Context) -> Value:
+    """X where the condition holds, Y elsewhere, all three broadcast."""
+    return c.b.elementwise(E.select, c[0], c[1], c[2])
+
+
+@lowering("Cast", "CastLike")
+def cast(c: Context) -> Value:
+    """Conversion to another element type."""
+    target = ONNX_TYPES[c.attr("to")] if c.node.op == "Cast" else c[1].dtype
+    return c.b.cast(c.x, target)
+
+
+@lowering("BatchNormalization")
+def batch_normalization(c: Context) -> Value:
+    """Inference form: scale * (x - mean) / sqrt(var + epsilon) + bias, per channel (axis 1)."""
+    epsilon = c.attr("epsilon", 1e-5)
+    x, scale, bias, mean, variance = (c[i] for i in range(5))
+
+    def per_channel(v: Value, i: tuple[Expr, ...]) -> Expr:
+        return E.cast(v[i[1] if len(i) > 1 else E.const(0)], x.dtype)
+
+    def f(*i: Expr) -> Expr:
+        factor = per_channel(scale, i) / E.unary("sqrt", per_channel(variance, i) + epsilon)
+        return (x[i] - per_channel(mean, i)) * factor + per_channel(bias, i)
+
+    return c.b.map(x.shape, f)
+
+

@@ -1,0 +1,305 @@
+"""Reductions, softmax and the normalizations: sums over rows and what is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cuvil.ir import expr as E
+from cuvil.ir.expr import Expr
+from cuvil.ir.primitives import Builder, Value, broadcast_load, elements, identity
+from cuvil.ops.registry import Context, lowering
+from cuvil.ops.windows import Window, pad, window
+
+
+def _axes(c: Context) -> list[int]:
+    given = c.static_ints(1, "axes")
+    if not given:
+        return [] if c.attr("noop_with_empty_axes", 0) else list(range(c.x.rank))
+    return sorted(c.normal(a, c.x.rank) for a in given)
+
+
+def count(x: Value, axes: Sequence[int], dtype: str) -> Expr:
+    """The number of elements that a reduction over `axes` runs over, as `dtype`."""
+    return E.cast(elements(x.shape[a] for a in axes), dtype)
+
+
+def mean(b: Builder, x: Value, axes: Sequence[int], keepdims: bool = True) -> Value:
+    """The mean over `axes`."""
+    total = b.reduce_axes("sum", x, axes, keepdims)
+    n = count(x, axes, x.dtype)
+    return b.elementwise(lambda s: s * (1 / n) if n.is_const and E.is_float(x.dtype) else s / n, total)
+
+
+@lowering(
+    "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceMean", "ReduceL1", "ReduceL2",
+    "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp",
+)  # fmt: skip
+def reduce(c: Context) -> Value:
+    """A reduction over the axes of input 1 (all of them where it is omitted)."""
+    b, x, axes, keep = c.b, c.x, _axes(c), bool(c.attr("keepdims", 1))
+    kind = c.node.op.removeprefix("Reduce")
+    if kind in ("Max", "Min", "Prod", "Sum"):
+        if x.dtype == "bool":
+            kind = {"Max": "any", "Min": "all"}[kind]
+        return b.reduce_axes(kind.lower(), x, axes, keep)
+    if kind == "Mean":
+        return mean(b, x, axes, keep)
+    if kind == "LogSumExp":
+        largest = b.reduce_axes("max", x, axes, True)
+        safe = b.elementwise(lambda m: E.select(E.unary("isinf", m), E.const(0, x.dtype), m), largest)
+        shifted = b.elementwise(lambda v, m: E.unary("exp", v - m), x, safe)
+        total = b.reduce_axes("sum", shifted, axes, True)
+        result = b.elementwise(lambda s, m: E.unary("log", s) + m, total, safe)
+        kept = [s for i, s in enumerate(x.shape) if i not in axes]
+        return result if keep else b.reshape(result, kept)
+    f = {"L1": lambda e: E.unary("abs", e), "LogSum": lambda e: e}.get(kind, lambda e: e * e)
+    total = b.reduce_axes("sum", x, axes, keep, f)
+    if kind == "L2":
+        return b.elementwise(lambda e: E.unary("sqrt", e), total)
+    return b.elementwise(lambda e: E.unary("log", e), total) if kind == "LogSum" else total
+
+
+@lowering("ArgMax", "ArgMin")
+def arg_reduce(c: Context) -> Value:
+    """The index of the largest or smallest element along an axis, the first or last of equals."""
+    b, x = c.b, c.x
+    axis, keep, last = c.axis(x.rank), bool(c.attr("keepdims", 1)), c.attr("select_last_index", 0)
+    best = b.reduce_axes("max" if c.node.op == "ArgMax" else "min", x, [axis], True)
+    out = [E.const(1) if i == axis else s for i, s in enumerate(x.shape)]
+
+    def body(i: tuple[Expr, ...], r: tuple[Expr, ...]) -> Expr:
+        at = tuple(r[0] if k == axis else v for k, v in enumerate(i))
+        other = E.const(-1) if last else x.shape[axis]
+        return E.select(E.eq(x[at], best[i]), r[0] + 0, other)
+
+    result = b.reduce("max" if last else "min", out, [x.shape[axis]], body)
+    return result if keep else b.reshape(result, [s for i, s in enumerate(x.shape) if i != axis])
+
+
+@lowering("Softmax", "LogSoftmax")
+def softmax(c: Context) -> Value:
+    """exp(x - max) / sum, or its logarithm, along an axis."""
+    b, x = c.b, c.x
+    axis = c.axis(x.rank, -1)
+    largest = b.reduce_axes("max", x, [axis])
+    shifted = b.elementwise(lambda v, m: v - m, x, largest)
+    powers = b.elementwise(lambda v: E.unary("exp", v), shifted)
+    total = b.reduce_axes("sum", powers, [axis])
+    if c.node.op == "LogSoftmax":
+        log = b.elementwise(lambda t: E.unary("log", t), total)
+        return b.elementwise(lambda v, t: v - t, shifted, log)
+    inverse = b.elementwise(lambda t: 1 / t, total)
+    return b.elementwise(lambda v, t: v * t, powers, inverse)
+
+
+@lowering("LayerNormalization")
+def layer_normalization(c: Context) -> list[Value]:
+    """(x - mean) / sqrt(var + epsilon) * scale + bias over the axes from `axis` on."""
+    b, x, scale, bias = c.b, c.x, c[1], c.optional(2)
+    axes = list(range(c.axis(x.rank, -1), x.rank))
+    epsilon = c.attr("epsilon", 1e-5)
+    average = mean(b, x, axes)
+    centred = b.elementwise(lambda v, m: v - m, x, average)
+    variance = b.reduce_axes("sum", centred, axes, True, lambda e: e * e)
+    n = count(x, axes, x.dtype)
+    inverse = b.elementwise(lambda v: 1 / E.unary("sqrt", v / n + epsilon), variance)
+
+    def f(*i: Expr) -> Expr:
+        y = broadcast_load(centred, i) * broadcast_load(inverse, i) * broadcast_load(scale, i)
+        return y if bias is None else y + broadcast_load(bias, i)
+
+    return [b.map(x.shape, f), average, inverse]
+
+
+@lowering("RMSNormalization")
+def rms_normalization(c: Context) -> Value:
+    """x / sqrt(mean(x * x) + epsilon) * scale over the axes from `axis` on."""
+    b, x, scale = c.b, c.x, c[1]
+    axes = list(range(c.axis(x.rank, -1), x.rank))
+    epsilon, n = c.attr("epsilon", 1e-5), count(x, axes, x.dtype)
+    squares = b.reduce_axes("sum", x, axes, True, lambda e: e * e)
+    inverse = b.elementwise(lambda s: 1 / E.unary("sqrt", s / n + epsilon), squares)
+    return b.map(x.shape, lambda *i: x[i] * broadcast_load(inverse, i) * broadcast_load(scale, i))
+
+
+@lowering("InstanceNormalization", "GroupNormalization")
+def group_normalization(c: Context) -> Value:
+    """Normalization of each group of channels (each channel for the instance form) over its
+    spatial positions, then scale and bias per channel."""
+    b, x, scale, bias = c.b, c.x, c[1], c[2]
+    channels = x.shape[1]
+    groups: Expr = channels if c.node.op == "InstanceNormalization" else E.const(c.attr("num_groups"))
+    size = E.floordiv(channels, groups)
+    split = b.reshape(x, [x.shape[0], groups, size, *x.shape[2:]])
+    axes = list(range(2, split.rank))
+    average = mean(b, split, axes)
+    centred = b.elementwise(lambda v, m: v - m, split, average)
+    variance = b.reduce_axes("sum", centred, axes, True, lambda e: e * e)
+    n, epsilon = count(split, axes, x.dtype), c.attr("epsilon", 1e-5)
+    inverse = b.elementwise(lambda v: 1 / E.unary("sqrt", v / n + epsilon), variance)
+    normal = b.elementwise(lambda v, s: v * s, centred, inverse)
+    back = b.reshape(normal, x.shape)
+    return b.map(x.shape, lambda *i: back[i] * scale[i[1]] + bias[i[1]])
+
+
+@lowering("LpNormalization")
+def lp_normalization(c: Context) -> Value:
+    """x divided by its norm of order p along an axis."""
+    b, x = c.b, c.x
+    axis, p = c.axis(x.rank, -1), c.attr("p", 2)
+    total = b.reduce_axes("sum", x, [axis], True, (lambda e: e * e) if p == 2 else (lambda e: E.unary("abs", e)))
+    norm = b.elementwise(lambda s: E.unary("sqrt", s), total) if p == 2 else total
+    return b.elementwise(lambda v, n: E.select(E.eq(n, 0), n, v / n), x, norm)
+
+
+@lowering("LRN")
+def lrn(c: Context) -> Value:
+    """Local response normalization across `size` channels."""
+    b, x, size = c.b, c.x, c.attr("size")
+    alpha, beta, bias = c.attr("alpha", 1e-4), c.attr("beta", 0.75), c.attr("bias", 1.0)
+    before = (size - 1) // 2
+    zeros = [0] * (x.rank - 2)
+    padded = pad(b, x, [0, before, *zeros], [0, size - 1 - before, *zeros], E.const(0, x.dtype))
+
+    def square(i: tuple[Expr, ...], r: tuple[Expr, ...]) -> Expr:
+        v = padded[(i[0], i[1] + r[0], *i[2:])]
+        return v * v
+
+    total = b.reduce("sum", x.shape, [size], square)
+    return b.elementwise(
+        lambda v, s: v / E.binary("pow", s * (alpha / size) + bias, E.const(beta, x.dtype)), x, total
+    )
+
+
+@lowering("GlobalAveragePool", "GlobalMaxPool")
+def global_pool(c: Context) -> Value:
+    """The mean or maximum over all spatial positions."""
+    axes = list(range(2, c.x.rank))
+    return mean(c.b, c.x, axes) if c.node.op == "GlobalAveragePool" else c.b.reduce_axes("max", c.x, axes)
+
+
+@lowering("MaxPool")
+def max_pool(c: Context) -> list[Value]:
+    """The maximum in each window, and on demand where it lies (flat index of the input)."""
+    b, x = c.b, c.x
+    kernel = c.attr("kernel_shape")
+    win = window(c, x.shape[2:], kernel, bool(c.attr("ceil_mode", 0)))
+    lowest = identity("max", x.dtype)
+    padded = _pad_for(c, x, win, lowest)
+    shape = [*x.shape[:2], *win.out]
+    y = b.reduce("max", shape, kernel, lambda i, r: padded[(*i[:2], *win.at(i[2:], r))])
+    if len(c.node.outputs) < 2 or not c.node.outputs[1]:
+        return [y]
+
+    def where(i: tuple[Expr, ...], r: tuple[Expr, ...]) -> Expr:
+        at = win.at(i[2:], r)
+        flat = i[0] * x.shape[1] + i[1]
+        source = [p - low for p, low in zip(at, win.begin)]
+        spatial = range(len(source)) if not c.attr("storage_order", 0) else range(len(source) - 1, -1, -1)
+        for axis in spatial:
+            flat = flat * x.shape[2 + axis] + source[axis]
+        return E.select(E.eq(padded[(*i[:2], *at)], y[i]), flat, E.const((1 << 62)))
+
+    return [y, b.reduce("min", shape, kernel, where)]
+
+
+def _pad_for(c: Context, x: Value, win: Window, fill: Expr) -> Value:
+    """`x` padded so that every tap of every window lies inside, also those that ceil mode lets hang
+    over the end."""
+    ends = []
+    for axis, size in enumerate(x.shape[2:]):
+        reach = (win.out[axis] - 1) * win.strides[axis] + ((win.kernel[axis] - 1) * win.dilations[axis] + 1)
+        ends.append(E.maximum(win.end[axis], reach - size - win.begin[axis]))
+    return pad(c.b, x, [0, 0, *win.begin], [0, 0, *ends], fill)
+
+
+@lowering("AveragePool")
+def average_pool(c: Context) -> Value:
+    """The mean of each window; padding counts only if asked."""
+    b, x = c.b, c.x
+    kernel = c.attr("kernel_shape")
+    win = window(c, x.shape[2:], kernel, bool(c.attr("ceil_mode", 0)))
+    padded = _pad_for(c, x, win, E.const(0, x.dtype))
+    shape = [*x.shape[:2], *win.out]
+    total = b.reduce("sum", shape, kernel, lambda i, r: padded[(*i[:2], *win.at(i[2:], r))])
+    include = bool(c.attr("count_include_pad", 0))
+
+    def divide(*i: Expr) -> Expr:
+        n: Expr = E.const(1)
+        for axis, position in enumerate(i[2:]):
+            n = n * _taps_inside(win, axis, position, x.shape[2 + axis], include)
+        if n.is_const and E.is_float(x.dtype):
+            return total[i] * (1.0 / n.attr)
+        return total[i] / E.cast(n, x.dtype)
+
+    return b.map(shape, divide)
+
+
+def _taps_inside(win: Window, axis: int, position: Expr, size: Expr, include_pad: bool) -> Expr:
+    """How many taps of the window at `position` lie in the input (or in its stated padding)."""
+    kernel, stride, dilation = win.kernel[axis], win.strides[axis], win.dilations[axis]
+    start = position * stride
+    low = E.const(0) if include_pad else win.begin[axis]
+    high = size + win.begin[axis] + (win.end[axis] if include_pad else 0)
+    if E.upper_bound(low - start) <= 0 and E.upper_bound(start + (kernel - 1) * dilation + 1 - high) <= 0:
+        return E.const(kernel)
+    first = E.floordiv(E.maximum(low - start, 0) + (dilation - 1), dilation)
+    last = E.minimum(E.floordiv(high - 1 - start, dilation), kernel - 1)
+    return E.maximum(last - first + 1, 1)
+
+
+@lowering("LpPool", "GlobalLpPool")
+def lp_pool(c: Context) -> Value:
+    """The norm of order p of each window, or of all spatial positions."""
+    b, x, p = c.b, c.x, c.attr("p", 2)
+    power = E.const(p, x.dtype)
+
+    def term(e: Expr) -> Expr:
+        return e * e if p == 2 else E.binary("pow", E.unary("abs", e), power)
+
+    if c.node.op == "GlobalLpPool":
+        total = b.reduce_axes("sum", x, list(range(2, x.rank)), True, term)
+    else:
+        kernel = c.attr("kernel_shape")
+        win = window(c, x.shape[2:], kernel, bool(c.attr("ceil_mode", 0)))
+        padded = _pad_for(c, x, win, E.const(0, x.dtype))
+        shape = [*x.shape[:2], *win.out]
+        total = b.reduce("sum", shape, kernel, lambda i, r: term(padded[(*i[:2], *win.at(i[2:], r))]))
+    if p == 2:
+        return b.elementwise(lambda s: E.unary("sqrt", s), total)
+    return b.elementwise(lambda s: E.binary("pow", s, E.const(1 / p, x.dtype)), total)
+
+
+@lowering("CumSum")
+def cumsum(c: Context) -> Value:
+    """Running sums along an axis, lowered as a recurrence over it."""
+    b, x = c.b, c.x
+    (given,) = c.static_ints(1, "axis") or [0]
+    axis = c.normal(given, x.rank)
+    exclusive, reverse = c.attr("exclusive", 0), c.attr("reverse", 0)
+    length = x.shape[axis]
+    others = [s for i, s in enumerate(x.shape) if i != axis]
+    scan = b.scan(length)
+    sums = b.member(scan, x.dtype, others)
+
+    def source(t: Expr, rest: tuple[Expr, ...]) -> Expr:
+        step = length - 1 - t if reverse else t
+        at = list(rest)
+        at.insert(axis, step)
+        return E.load(x, at)
+
+    def body(t: Expr, *rest: Expr) -> Expr:
+        before = E.load(sums, (t - 1, *rest))
+        zero = E.const(0, x.dtype)
+        if exclusive:
+            return E.select(E.eq(t, 0), zero, before + source(t - 1, rest))
+        return E.select(E.eq(t, 0), zero, before) + source(t, rest)
+
+    b.define(sums, body)
+
+    def back(*i: Expr) -> Expr:
+        t = length - 1 - i[axis] if reverse else i[axis]
+        return E.load(sums, (t, *(v for k, v in enumerate(i) if k != axis)))
+
+    return b.map(x.shape, back)
+

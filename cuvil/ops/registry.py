@@ -1,0 +1,148 @@
+"""The registry of operators and the context that a lowering works in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cuvil.errors import ModelError, UnsupportedError
+from cuvil.ir import expr as E
+from cuvil.ir.expr import Expr
+from cuvil.ir.graph import Node
+from cuvil.ir.primitives import Builder, Value, static
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One registered operator."""
+
+    name: str
+    domain: str
+    lower: Callable[[Context], Value | Sequence[Value | None]]
+    doc: str
+
+
+OPERATORS: dict[tuple[str, str], Operator] = {}
+
+
+def lowering(*names: str, domain: str = "") -> Callable[[Any], Any]:
+    """Register a function as the lowering of the operators `names`.
+
+    It takes a `Context` and returns the output value, or one per output.
+    """
+
+    def register(function: Callable[[Context], Value | Sequence[Value | None]]) -> Any:
+        for name in names:
+            assert (domain, name) not in OPERATORS, name
+            OPERATORS[domain, name] = Operator(name, domain, function, function.__doc__ or "")
+        return function
+
+    return register
+
+
+class Context:
+    """What a lowering sees: the node, its input values, and the builder.
+
+    Attributes:
+        b: makes values.
+        node: the graph node, at the canonical opset.
+        inputs: its values; None for an omitted one.
+        opset: version of the default domain.
+    """
+
+    def __init__(self, b: Builder, node: Node, inputs: Sequence[Value | None], opset: int) -> None:
+        self.b, self.node, self.opset = b, node, opset
+        self.inputs = list(inputs)
+
+    @property
+    def x(self) -> Value:
+        """The first input."""
+        return self[0]
+
+    def __getitem__(self, index: int) -> Value:
+        """Input `index`, which must be present."""
+        value = self.optional(index)
+        if value is None:
+            raise self.error(f"input {index} is missing")
+        return value
+
+    def optional(self, index: int) -> Value | None:
+        """Input `index`, or None where it is omitted."""
+        return self.inputs[index] if index < len(self.inputs) else None
+
+    def attr(self, name: str, default: Any = None) -> Any:
+        """An attribute's value."""
+        return self.node.attrs.get(name, default)
+
+    def axis(self, rank: int, default: int = 0, name: str = "axis") -> int:
+        """An axis attribute, non-negative, checked against `rank`."""
+        return self.normal(self.attr(name, default), rank)
+
+    def normal(self, axis: int, rank: int) -> int:
+        """`axis` made non-negative."""
+        if not -rank <= axis < max(rank, 1):
+            raise self.error(f"axis {axis} is outside [-{rank}, {rank})")
+        return axis + rank if axis < 0 else axis
+
+    def known_ints(self, index: int, name: str) -> list[Expr] | None:
+        """The entries of an integer input as index expressions (numbers and symbols), or None where
+        the input is omitted.
+
+        Raises:
+            UnsupportedError: an entry depends on the data.
+        """
+        value = self.optional(index)
+        if value is None:
+            return None
+        count = static(value.shape[0]) if value.rank else 1
+        if count is None:
+            raise self.unsupported(f"input '{name}' has a length that is not known at compile time")
+        entries = [value[(i,) if value.rank else ()] for i in range(count)]
+        if any(E.loads(e) for e in entries):
+            raise self.unsupported(f"input '{name}' depends on the data; it must be known at compile time")
+        return [E.cast(e, E.INDEX) for e in entries]
+
+    def static_ints(self, index: int, name: str) -> list[int] | None:
+        """Like `known_ints`, but plain numbers; symbols are refused."""
+        entries = self.known_ints(index, name)
+        if entries is None:
+            return None
+        numbers = [static(e) for e in entries]
+        if any(n is None for n in numbers):
+            raise self.unsupported(f"input '{name}' must be a number at compile time; bind its symbols with shapes")
+        return [n for n in numbers if n is not None]
+
+    def constant(self, index: int) -> np.ndarray | None:
+        """The data of an input that is a constant, or None."""
+        value = self.optional(index)
+        return value.array if value is not None and value.is_constant else None
+
+    def error(self, message: str) -> ModelError:
+        return ModelError(message, self.node.where)
+
+    def unsupported(self, message: str) -> UnsupportedError:
+        return UnsupportedError(message, self.node.where)
+
+
+def lower_node(b: Builder, node: Node, inputs: Sequence[Value | None], opset: int) -> list[Value | None]:
+    """The output values of one node.
+
+    Raises:
+        UnsupportedError: there is no lowering for the operator.
+        ModelError: the node is malformed.
+    """
+    operator = OPERATORS.get((node.domain, node.op))
+    if operator is None:
+        domain = f" of domain '{node.domain}'" if node.domain else ""
+        raise UnsupportedError(f"operator {node.op}{domain} is not supported", node.where)
+    b.origin = (node.name or node.outputs[0],)
+    try:
+        made = operator.lower(Context(b, node, inputs, opset))
+    except ModelError as error:
+        if error.where:
+            raise
+        raise type(error)(error.message, node.where) from error
+    return [made] if isinstance(made, Value) else list(made)

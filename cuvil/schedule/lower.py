@@ -1,0 +1,64 @@
+"""From a graph to primitives: each node through its operator's one lowering."""
+
+from __future__ import annotations
+
+import cuvil.ops  # noqa: F401  (fills the registry)
+from cuvil.errors import ModelError
+from cuvil.ir import expr as E
+from cuvil.ir.graph import Graph
+from cuvil.ir.primitives import Builder, Program, Value
+from cuvil.ops.registry import lower_node
+
+
+def lower(graph: Graph) -> Program:
+    """The program of primitives that computes `graph`.
+
+    Raises:
+        UnsupportedError: an operator, type or form without a lowering.
+        ModelError: a node whose inputs do not fit it, or an input of unknown rank.
+    """
+    program = Program(graph.name)
+    builder = Builder(program)
+    env: dict[str, Value | None] = {"": None}
+    for name in graph.inputs:
+        kind = graph.types.get(name)
+        if kind is None or kind.shape is None:
+            raise ModelError("the input has no known rank; give its shape", f"input '{name}'")
+        shape = []
+        for size in kind.shape:
+            if isinstance(size, str) and size not in program.symbols:
+                program.symbols.append(size)
+            shape.append(E.sym(size) if isinstance(size, str) else E.const(size))
+        env[name] = builder.input(name, kind.dtype, shape)
+    for name, array in graph.constants.items():
+        env[name] = builder.constant(array, name)
+    lower_nodes(graph, builder, env)
+    for name in graph.outputs:
+        value = env.get(name)
+        if value is None:
+            raise ModelError("no node computes it", f"output '{name}'")
+        program.outputs.append(own_output(builder, program, value, name))
+    return program
+
+
+def lower_nodes(graph: Graph, builder: Builder, env: dict[str, Value | None]) -> None:
+    """Lower the nodes of `graph` in order, reading and extending `env`."""
+    for node in graph.nodes:
+        inputs = [env[name] for name in node.inputs]
+        values = lower_node(builder, node, inputs, graph.opset)
+        for name, value in zip(node.outputs, values):
+            if not name:
+                continue
+            if value is not None and value.name.split(".")[0] == builder.origin[0] and not value.is_constant:
+                value.name = name
+            env[name] = value
+
+
+def own_output(builder: Builder, program: Program, value: Value, name: str) -> Value:
+    """A value that may be written to an output's buffer: a copy of inputs, constants and of what is
+    another output already."""
+    if value.definition is not None and not value.is_constant and value.scan is None:
+        if value not in program.inputs and value not in program.outputs:
+            return value
+    builder.origin = (name,)
+    return builder.map(value.shape, lambda *i: E.load(value, i), name)

@@ -1,0 +1,1 @@
+"""Networks for tests and benchmarks: built with random weights, or real and trained."""
