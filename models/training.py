@@ -29,7 +29,7 @@ def make_deterministic(seed: int) -> None:
 
 
 def read_package_file(package: str, file: str, sha256: str) -> bytes:
-    """The bytes of a data `file` that an installed `package` ships; raises ValueError if the digest differs."""
+    """The bytes of a data `file` of an installed `package`; raises ValueError if the digest differs."""
     content = Path(str(distribution(package).locate_file(file))).read_bytes()
     found = hashlib.sha256(content).hexdigest()
     if found != sha256:
@@ -38,7 +38,7 @@ def read_package_file(package: str, file: str, sha256: str) -> bytes:
 
 
 class GraphWriter:
-    """Collects nodes and initializers and saves them as a checked ONNX model with one input and one output."""
+    """Collects nodes and initializers and saves them as a checked ONNX model of one input and one output."""
 
     def __init__(self, name: str, input_name: str, input_shape: list[int | str]) -> None:
         self.name = name
@@ -98,7 +98,7 @@ class GraphWriter:
 
 
 def print_score(model: Path, test: Path) -> None:
-    """Print the share of the samples in `test` (model input and `label`) that onnxruntime classifies right."""
+    """Print the share of samples in `test` (model input and `label`) that onnxruntime classifies right."""
     with np.load(test) as arrays:
         labels = arrays["label"]
         inputs = {name: arrays[name] for name in arrays.files if name != "label"}

@@ -25,7 +25,9 @@ def bind_inputs(graph: Graph, shapes: Mapping[str, Sequence[Dim]]) -> None:
     """
     for name in shapes:
         if name not in graph.inputs:
-            raise ModelError(f"the model has no input '{name}' to bind; its inputs are {', '.join(graph.inputs)}")
+            raise ModelError(
+                f"the model has no input '{name}' to bind; its inputs are {', '.join(graph.inputs)}"
+            )
     symbols: dict[str, Dim] = {}
     bound: dict[str, Shape] = {}
     for name in graph.inputs:
@@ -79,4 +81,6 @@ def _check(name: str, dims: Sequence[Dim]) -> None:
     try:
         checked_elements(sizes, where)
     except ModelError as error:
-        raise ModelError(f"{error.message}; bind the shape of the input to one that is possible", where) from None
+        raise ModelError(
+            f"{error.message}; bind the shape of the input to one that is possible", where
+        ) from None

@@ -148,7 +148,9 @@ def _merge(
                 if isinstance(known, str) and isinstance(said, int):
                     equal[found] = said
                 elif isinstance(known, int) and isinstance(said, int) and known != said:
-                    raise _contradiction(where, tuple(equal.get(str(d), d) for d in inferred.shape), stated.shape)
+                    raise _contradiction(
+                        where, tuple(equal.get(str(d), d) for d in inferred.shape), stated.shape
+                    )
             found = said
         dims.append(found)
     return TensorType(inferred.dtype, tuple(dims)), learned

@@ -89,7 +89,9 @@ def _opset(model: ModelProto) -> int:
     newest = defs.onnx_opset_version()
     versions = {entry.version for entry in model.opset_import if _domain(entry.domain) == ""}
     if not versions:
-        raise ModelError(f"the model imports no version of the default operator domain; 1 to {newest} are supported")
+        raise ModelError(
+            f"the model imports no version of the default operator domain; 1 to {newest} are supported"
+        )
     if len(versions) > 1:
         raise ModelError(f"the model imports opsets {sorted(versions)} of the default domain at once")
     version = int(versions.pop())
@@ -192,7 +194,9 @@ class _Reader:
             self.opset,
         )  # fmt: skip
 
-    def _defined(self, proto: GraphProto, names: list[str], outer: frozenset[str], where: str) -> frozenset[str]:
+    def _defined(
+        self, proto: GraphProto, names: list[str], outer: frozenset[str], where: str
+    ) -> frozenset[str]:
         """The names the graph defines: every one once, and none that is visible already."""
         seen = set(names)
         hidden = seen & outer
@@ -250,7 +254,9 @@ class _Reader:
             return type_from_proto(proto.tp, where)
         if kind == AttributeProto.UNDEFINED:
             raise ModelError("the attribute has no type or refers to one outside a function", where)
-        raise UnsupportedError(f"attributes of type {AttributeProto.AttributeType.Name(kind)} are not supported", where)
+        raise UnsupportedError(
+            f"attributes of type {AttributeProto.AttributeType.Name(kind)} are not supported", where
+        )
 
     def _constant(self, proto: NodeProto) -> Any:
         """The value of a Constant node, in any of its seven forms."""

@@ -25,7 +25,6 @@ MICROSOFT = "com.microsoft"
 MICROSOFT_OPSET = 1
 
 
-
 def write_model(graph: Graph, path: str | os.PathLike[str]) -> None:
     """Write `graph` to `path` as ONNX, atomically; equal graphs give equal bytes.
 
@@ -42,7 +41,9 @@ def to_bytes(graph: Graph) -> bytes:
         data: bytes = to_proto(graph).SerializeToString(deterministic=True)
         size = len(data)
     if size >= MAX_MODEL_BYTES:
-        raise ModelError(f"the graph needs {size} bytes, an ONNX file holds less than {MAX_MODEL_BYTES}", graph.name)
+        raise ModelError(
+            f"the graph needs {size} bytes, an ONNX file holds less than {MAX_MODEL_BYTES}", graph.name
+        )
     return data
 
 
@@ -64,7 +65,9 @@ def to_proto(graph: Graph, keep: Callable[[np.ndarray], bool] | None = None) -> 
 
 def node_to_proto(node: Node, opset: int) -> onnx.NodeProto:
     """One node as protobuf, attributes in the order of their names."""
-    proto = onnx.NodeProto(op_type=node.op, input=node.inputs, output=node.outputs, name=node.name, domain=node.domain)
+    proto = onnx.NodeProto(
+        op_type=node.op, input=node.inputs, output=node.outputs, name=node.name, domain=node.domain
+    )
     proto.attribute.extend(_attribute(node, key, opset) for key in sorted(node.attrs))
     for key in sorted(node.metadata):
         proto.metadata_props.add(key=key, value=node.metadata[key])
@@ -83,7 +86,9 @@ def _graph(graph: Graph, keep: Callable[[np.ndarray], bool] | None = None) -> on
     for node in graph.nodes:
         proto.node.append(node_to_proto(node, graph.opset))
         proto.value_info.extend(
-            _value(name, graph.types[name]) for name in node.outputs if name in graph.types and name not in outputs
+            _value(name, graph.types[name])
+            for name in node.outputs
+            if name in graph.types and name not in outputs
         )
     proto.output.extend(
         _value(name, type_of(graph.constants[name]) if name in graph.constants else graph.types.get(name))

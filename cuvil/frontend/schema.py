@@ -31,7 +31,9 @@ _FITS: dict[str, Callable[[Any], bool]] = {
     "GRAPH": lambda value: isinstance(value, Graph),
     "FLOATS": _is_list_of(float),
     "INTS": _is_list_of(int),
-    "STRINGS": lambda value: isinstance(value, list) and all(isinstance(item, (str, bytes)) for item in value),
+    "STRINGS": lambda value: (
+        isinstance(value, list) and all(isinstance(item, (str, bytes)) for item in value)
+    ),
     "TYPE_PROTO": lambda value: isinstance(value, TensorType),
 }
 
@@ -71,7 +73,8 @@ def _schema(node: Node, opset: int) -> defs.OpSchema:
     schema = defs.get_schema(node.op, opset)
     if schema.deprecated and node.op not in STILL_READ:
         raise UnsupportedError(
-            f"the operator is deprecated since opset {schema.since_version}, the model declares {opset}", node.where
+            f"the operator is deprecated since opset {schema.since_version}, the model declares {opset}",
+            node.where,
         )
     return schema
 
@@ -83,7 +86,13 @@ def _check_node(node: Node, opset: int) -> None:
         ("output", node.outputs, schema.outputs, schema.min_output, schema.max_output),
     ):
         if not least <= len(names) <= most:
-            allowed = str(least) if least == most else f"{least} to {most}" if most < 1 << 20 else f"{least} or more"
+            allowed = (
+                str(least)
+                if least == most
+                else f"{least} to {most}"
+                if most < 1 << 20
+                else f"{least} or more"
+            )
             raise ModelError(f"{len(names)} {what}s, {allowed} are allowed", node.where)
         for position, name in enumerate(names):
             parameter = formal[min(position, len(formal) - 1)]

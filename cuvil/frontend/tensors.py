@@ -76,9 +76,7 @@ def checked_elements(dims: Sequence[int], where: str) -> int:
         raise ModelError(f"dimension {negative[0]} is negative", where)
     count = math.prod(dims)
     if count > MAX_TENSOR_ELEMENTS:
-        raise ModelError(
-            f"shape {list(dims)} has more than {MAX_TENSOR_ELEMENTS} elements", where
-        )
+        raise ModelError(f"shape {list(dims)} has more than {MAX_TENSOR_ELEMENTS} elements", where)
     return count
 
 
@@ -111,7 +109,10 @@ def type_from_proto(proto: onnx.TypeProto, where: str) -> TensorType | None:
 def type_to_proto(value: TensorType) -> onnx.TypeProto:
     """The inverse of `type_from_proto`; an empty dimension name is written as unknown."""
     dtype = value.dtype
-    for prefix, make in (("seq(", helper.make_sequence_type_proto), ("optional(", helper.make_optional_type_proto)):
+    for prefix, make in (
+        ("seq(", helper.make_sequence_type_proto),
+        ("optional(", helper.make_optional_type_proto),
+    ):
         if dtype.startswith(prefix):
             return make(type_to_proto(TensorType(dtype[len(prefix) : -1], value.shape)))
     shape = None if value.shape is None else [d if d != "" else None for d in value.shape]
@@ -147,7 +148,9 @@ def decode(tensor: TensorProto, folder: Path | None, where: str) -> np.ndarray:
         tensor = plain
     elif tensor.HasField("raw_data"):
         if dtype == STRING or len(tensor.raw_data) != size:
-            raise ModelError(f"{len(tensor.raw_data)} bytes of data do not fit {dtype} {list(tensor.dims)}", where)
+            raise ModelError(
+                f"{len(tensor.raw_data)} bytes of data do not fit {dtype} {list(tensor.dims)}", where
+            )
     else:
         _check_typed_data(tensor, dtype, count, where)
     try:
@@ -198,7 +201,11 @@ def decode_sparse(sparse: onnx.SparseTensorProto, folder: Path | None, where: st
     shape = tuple(sparse.dims)
     if byte_size(type_of(values).dtype, count) > MAX_FOLD_BYTES:
         raise ModelError(f"a dense tensor {list(shape)} exceeds {MAX_FOLD_BYTES} bytes", where)
-    if values.ndim != 1 or indices.dtype != np.int64 or indices.shape not in ((len(values),), (len(values), len(shape))):
+    if (
+        values.ndim != 1
+        or indices.dtype != np.int64
+        or indices.shape not in ((len(values),), (len(values), len(shape)))
+    ):
         raise ModelError("the indices of the sparse tensor do not fit its values", where)
     limit = np.array(shape if indices.ndim == 2 else [count], np.int64)
     if ((indices < 0) | (indices >= limit)).any():
@@ -230,7 +237,9 @@ def _external_bytes(tensor: TensorProto, folder: Path | None, size: int, where: 
     root = folder.resolve()
     path = (root / location).resolve()
     if not path.is_relative_to(root):
-        raise ModelError(f"external data location {location!r} leaves the model's folder through a link", where)
+        raise ModelError(
+            f"external data location {location!r} leaves the model's folder through a link", where
+        )
     offset = _count(entries.get("offset", "0"), "offset", where)
     length = _count(entries["length"], "length", where) if "length" in entries else None
     if size > MAX_MODEL_BYTES:

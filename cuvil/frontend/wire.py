@@ -106,9 +106,13 @@ class _Scanner:
                 self._expect_message(wire)
                 self.graph(start, end, _FUNCTION_NODE, 0)
         if graphs == 0:
-            raise ModelError("the file holds no graph; it is truncated, damaged or not an ONNX model", self.where)
+            raise ModelError(
+                "the file holds no graph; it is truncated, damaged or not an ONNX model", self.where
+            )
         if graphs > 1:
-            raise ModelError(f"the file holds {graphs} graphs one after the other, not one ONNX model", self.where)
+            raise ModelError(
+                f"the file holds {graphs} graphs one after the other, not one ONNX model", self.where
+            )
         return self.nodes
 
     def graph(self, start: int, end: int, node_field: int, depth: int) -> None:

@@ -43,36 +43,60 @@ class Isa:
 
 
 # clang halves its vectors on 512-bit machines unless it is told not to
-_WIDE = ("-mprefer-vector-width=512",)
-_THUMB = ("-mthumb", "-mfloat-abi=hard", "-mfpu=fpv4-sp-d16")
+_WIDE = "-mprefer-vector-width=512"
+_NEON = "-mfloat-abi=hard -mfpu=neon"
+_THUMB = "-mthumb -mfloat-abi=hard -mfpu=fpv4-sp-d16"
+_RV64 = "generic_rv64+m+a+f+d+c"
 
-ISAS: dict[str, Isa] = {isa.name: isa for isa in (
-    Isa("x86-64", "x86_64", 128, 16, False, False, 1, "x86_64", ("-march=x86-64",)),
-    Isa("x86-64-v2", "x86_64", 128, 16, False, False, 1, "x86_64_v2", ("-march=x86-64-v2",)),
-    Isa("x86-64-v3", "x86_64", 256, 16, True, False, 2, "x86_64_v3", ("-march=x86-64-v3",)),
-    Isa("x86-64-v3-vnni", "x86_64", 256, 16, True, True, 2, "x86_64_v3+avxvnni", ("-march=x86-64-v3", "-mavxvnni")),
-    Isa("x86-64-v4", "x86_64", 512, 32, True, False, 2, "x86_64_v4", ("-march=x86-64-v4",), (), _WIDE),
-    Isa("x86-64-v4-vnni", "x86_64", 512, 32, True, True, 2, "x86_64_v4+avx512vnni",
-        ("-march=x86-64-v4", "-mavx512vnni"), (), _WIDE),
-    Isa("armv8-a", "aarch64", 128, 32, True, False, 1, "generic", ("-march=armv8-a",)),
-    Isa("armv8.2-a", "aarch64", 128, 32, True, False, 1, "generic+v8_2a", ("-march=armv8.2-a",)),
-    Isa("armv8.2-a-dotprod", "aarch64", 128, 32, True, True, 1, "generic+v8_2a+dotprod", ("-march=armv8.2-a+dotprod",)),
-    Isa("armv8.6-a-i8mm", "aarch64", 128, 32, True, True, 2, "generic+v8_6a+dotprod+i8mm",
-        ("-march=armv8.6-a+dotprod+i8mm",)),
-    Isa("armv7a-neon", "arm", 128, 16, False, False, 1, "generic+v7a+neon",
-        ("-march=armv7-a",), ("-mfpu=neon", "-mfloat-abi=hard")),
-    Isa("armv7a-neon-vfpv4", "arm", 128, 16, True, False, 1, "generic+v7a+neon+vfp4",
-        ("-march=armv7-a",), ("-mfpu=neon-vfpv4", "-mfloat-abi=hard")),
-    Isa("armv7e-m", "thumb", 0, 32, True, False, 1, "cortex_m4+vfp4d16sp", ("-mcpu=cortex-m4",), _THUMB),
-    Isa("rv64gc", "riscv64", 0, 32, True, False, 1, "generic_rv64+m+a+f+d+c", ("-march=rv64gc", "-mabi=lp64d")),
-    Isa("rv64gcv", "riscv64", 128, 32, True, False, 1, "generic_rv64+m+a+f+d+c+v", ("-march=rv64gcv", "-mabi=lp64d")),
-)}
+# fmt: off
+_TABLE = (
+    # name               arch      bits  regs  fma   dot   units zig_cpu                       gcc, gcc_abi, common
+    ("x86-64",           "x86_64",  128,  16, False, False, 1, "x86_64",                      "-march=x86-64"),
+    ("x86-64-v2",        "x86_64",  128,  16, False, False, 1, "x86_64_v2",                   "-march=x86-64-v2"),
+    ("x86-64-v3",        "x86_64",  256,  16, True,  False, 2, "x86_64_v3",                   "-march=x86-64-v3"),
+    ("x86-64-v3-vnni",   "x86_64",  256,  16, True,  True,  2, "x86_64_v3+avxvnni",
+     "-march=x86-64-v3 -mavxvnni"),
+    ("x86-64-v4",        "x86_64",  512,  32, True,  False, 2, "x86_64_v4",
+     "-march=x86-64-v4", "", _WIDE),
+    ("x86-64-v4-vnni",   "x86_64",  512,  32, True,  True,  2, "x86_64_v4+avx512vnni",
+     "-march=x86-64-v4 -mavx512vnni", "", _WIDE),
+    ("armv8-a",          "aarch64", 128,  32, True,  False, 1, "generic",                     "-march=armv8-a"),
+    ("armv8.2-a",        "aarch64", 128,  32, True,  False, 1, "generic+v8_2a",               "-march=armv8.2-a"),
+    ("armv8.2-a-dotprod", "aarch64", 128, 32, True,  True,  1, "generic+v8_2a+dotprod",
+     "-march=armv8.2-a+dotprod"),
+    ("armv8.6-a-i8mm",   "aarch64", 128,  32, True,  True,  2, "generic+v8_6a+dotprod+i8mm",
+     "-march=armv8.6-a+dotprod+i8mm"),
+    ("armv7a-neon",      "arm",     128,  16, False, False, 1, "generic+v7a+neon",
+     "-march=armv7-a", _NEON),
+    ("armv7a-neon-vfpv4", "arm",    128,  16, True,  False, 1, "generic+v7a+neon+vfp4",
+     "-march=armv7-a", f"{_NEON}-vfpv4"),
+    ("armv7e-m",         "thumb",     0,  32, True,  False, 1, "cortex_m4+vfp4d16sp",
+     "-mcpu=cortex-m4", _THUMB),
+    ("rv64gc",           "riscv64",   0,  32, True,  False, 1, _RV64,         "-march=rv64gc", "-mabi=lp64d"),
+    ("rv64gcv",          "riscv64", 128,  32, True,  False, 1, f"{_RV64}+v",  "-march=rv64gcv", "-mabi=lp64d"),
+)
+# fmt: on
+
+ISAS: dict[str, Isa] = {row[0]: Isa(*row[:8], *(tuple(flags.split()) for flags in row[8:])) for row in _TABLE}
 """Every instruction set that a CPU device may name."""
 
-BASELINE = {"x86_64": "x86-64", "aarch64": "armv8-a", "arm": "armv7a-neon", "riscv64": "rv64gc", "thumb": "armv7e-m"}
+BASELINE = {
+    "x86_64": "x86-64",
+    "aarch64": "armv8-a",
+    "arm": "armv7a-neon",
+    "riscv64": "rv64gc",
+    "thumb": "armv7e-m",
+}
 """Architecture -> the instruction set that every machine of it has."""
 
-_ARCH_ALIASES = {"amd64": "x86_64", "arm64": "aarch64", "armv7": "arm", "armv7a": "arm", "armv7l": "arm"}
+_ARCH_ALIASES = {
+    "amd64": "x86_64",
+    "arm64": "aarch64",
+    "armv7": "arm",
+    "armv7a": "arm",
+    "armv7l": "arm",
+    "armv8l": "arm",
+}
 _OS_ABIS = {
     "linux": ("gnu", "musl", "gnueabihf", "musleabihf"),
     "macos": ("none",),
@@ -116,8 +140,11 @@ def parse_triple(text: str) -> Triple:
         ValueError: the text names what is allowed.
     """
     form = "a triple is ARCH-OS-ABI, e.g. aarch64-linux-gnu or x86_64-linux-gnu.2.28"
-    match = re.fullmatch(r"([a-z0-9_]+)(?:-(?:unknown|pc))?-(?:none-)?(linux|macos|windows|none)(?:-([a-z]+))?"
-                         r"(?:\.([0-9]+\.[0-9]+))?", text)
+    match = re.fullmatch(
+        r"([a-z0-9_]+)(?:-(?:unknown|pc))?-(?:none-)?(linux|macos|windows|none)(?:-([a-z]+))?"
+        r"(?:\.([0-9]+\.[0-9]+))?",
+        text,
+    )
     if not match:
         raise ValueError(f"{text[:60]!r} is not a triple; {form}")
     arch, os, abi, glibc = _ARCH_ALIASES.get(match[1], match[1]), match[2], match[3], match[4] or ""
@@ -147,4 +174,9 @@ def gcc_flags(isa: Isa, cpu: str = "") -> tuple[str, ...]:
         return *isa.gcc, *isa.gcc_abi, *isa.common
     name = re.split(r"[+-]", cpu)[0]
     option = f"-march={name}" if isa.arch == "x86_64" else f"-mcpu={name.replace('_', '-')}"
-    return option, *(flag for flag in isa.gcc if not flag.startswith(("-march", "-mcpu"))), *isa.gcc_abi, *isa.common
+    return (
+        option,
+        *(flag for flag in isa.gcc if not flag.startswith(("-march", "-mcpu"))),
+        *isa.gcc_abi,
+        *isa.common,
+    )

@@ -1,16 +1,18 @@
 """Records declared once: a frozen dataclass that reads itself from YAML and describes itself as JSON Schema.
 
-A field is declared with `entry(kind, what it means, default)`.  The `Kind` reads the value and
-reports what is wrong with it, and gives the JSON Schema of what it accepts; `read_record` and
-`record_schema` do the rest::
+A field's annotation has the type, the `Kind` of values that may be written, and what they mean.  The
+kind reads the value, reports what is wrong with it, and gives the JSON Schema of what it accepts;
+`read_record` and `record_schema` do the rest::
 
-    @dataclass(frozen=True)
+    @dataclass(frozen=True, kw_only=True)
     class Project:
         "A project file."
-        target: str = entry(Text(), "the board to build for", default="host")
-        jobs: int = entry(Integer(1, 64), "processes at a time", default=1)
+        target: Annotated[str, Text(), "the board to build for"] = "host"
+        jobs: Annotated[int, Integer(1, 64), "processes at a time"] = 1
 
     project = read_record(Project, yamlfile.read_file("cuvil.yaml", "project file"))
+
+A field ``name: str`` without a kind holds the key under which the record itself stands.
 
 For a single value without a record: ``Section(node).get("jobs", Integer(1, 64), default=1)``.
 """
@@ -22,7 +24,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
 from cuvil.target import units
 from cuvil.target.yamlfile import Node, quoted
@@ -215,9 +217,24 @@ class MapOf(Kind[dict[str, T]]):
 
     def schema(self) -> JsonSchema:
         # null removes an entry that an extended profile has
-        item = self.item.schema()
-        return {"type": "object", "propertyNames": {"pattern": f"^({self.pattern})$"},
-                "additionalProperties": {"anyOf": [item, {"type": "null"}]}}
+        return {
+            "type": "object",
+            "propertyNames": {"pattern": f"^({self.pattern})$"},
+            "additionalProperties": {"anyOf": [self.item.schema(), {"type": "null"}]},
+        }
+
+
+@dataclass(frozen=True)
+class Named(Kind[tuple[T, ...]]):
+    """A mapping from names to records, read as a tuple of records that keep their names."""
+
+    cls: type[T]
+
+    def read(self, node: Node) -> tuple[T, ...]:
+        return tuple(MapOf(Record(self.cls)).read(node).values())
+
+    def schema(self) -> JsonSchema:
+        return MapOf(Record(self.cls)).schema()
 
 
 @dataclass(frozen=True)
@@ -269,15 +286,25 @@ class Section:
         return kind.read(child)
 
 
-def entry(kind: Kind[Any], doc: str, default: Any = MISSING, factory: Any = MISSING) -> Any:
-    """A dataclass field that is read from the key of its name; `doc` is what editors show."""
-    metadata = {"kind": kind, "doc": doc}
-    return dataclasses.field(default=default, default_factory=factory, metadata=metadata, kw_only=True)
+@dataclass(frozen=True)
+class Entry:
+    """A key of a record: its kind, what it means, and the field's default or `MISSING`."""
+
+    kind: Kind[Any]
+    doc: str
+    default: Any
 
 
-def key_of_record() -> Any:
-    """A dataclass field that holds the key under which the record itself stands."""
-    return dataclasses.field(default="", metadata={"from_key": True}, kw_only=True)
+def entries(cls: type[Any]) -> dict[str, Entry]:
+    """The keys that the dataclass `cls` declares, in order."""
+    hints = get_type_hints(cls, include_extras=True)
+    found = {}
+    for field in dataclasses.fields(cls):
+        if get_origin(hints[field.name]) is Annotated:
+            _, kind, doc = get_args(hints[field.name])
+            default = field.default if field.default_factory is MISSING else field.default_factory()
+            found[field.name] = Entry(kind, doc, default)
+    return found
 
 
 def read_record(cls: type[T], node: Node) -> T:
@@ -286,42 +313,41 @@ def read_record(cls: type[T], node: Node) -> T:
     Raises:
         TargetError: unknown or missing keys, or a value of another kind.
     """
+    declared = entries(cls)
     section = Section(node)
-    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
-    declared = {field.name: field for field in fields if "kind" in field.metadata}
     section.refuse_unknown(declared)
-    values: dict[str, Any] = {f.name: str(node.path[-1]) for f in fields if f.metadata.get("from_key")}
-    for name, field in declared.items():
-        default = field.default_factory() if field.default_factory is not MISSING else field.default
-        values[name] = section.get(name, field.metadata["kind"], default)
+    values = {key: section.get(key, entry.kind, entry.default) for key, entry in declared.items()}
+    if "name" not in declared and any(field.name == "name" for field in dataclasses.fields(cls)):  # type: ignore[arg-type]
+        values["name"] = node.path[-1]
     return cls(**values)
 
 
 def record_schema(cls: type[Any]) -> JsonSchema:
     """JSON Schema of the record `cls`, without saying which keys are required (see `required_keys`)."""
     properties = {}
-    for field in dataclasses.fields(cls):
-        if "kind" in field.metadata:
-            properties[field.name] = {"description": field.metadata["doc"], **field.metadata["kind"].schema()}
-            if isinstance(field.default, (str, bool, int, float)) and isinstance(
-                    field.metadata["kind"], (Text, Choice, Flag, Integer, Number)) and field.default != "":
-                properties[field.name]["default"] = field.default
+    for key, entry in entries(cls).items():
+        properties[key] = {"description": entry.doc, **entry.kind.schema()}
+        if isinstance(entry.kind, (Choice, Flag, Integer, Number)) and entry.default:
+            properties[key]["default"] = entry.default
     doc = (cls.__doc__ or "").split("\n\n")[0]
-    return {"type": "object", "description": " ".join(doc.split()), "properties": properties,
-            "additionalProperties": False}
+    return {
+        "type": "object",
+        "description": " ".join(doc.split()),
+        "properties": properties,
+        "additionalProperties": False,
+    }
 
 
 def required_keys(kind: Kind[Any]) -> JsonSchema:
     """JSON Schema that asks for nothing but the presence of the required keys, at every depth of `kind`."""
-    if isinstance(kind, ListOf):
+    if isinstance(kind, Named):
+        return required_keys(MapOf(Record(kind.cls)))
+    if isinstance(kind, (ListOf, MapOf)):
         below = required_keys(kind.item)
-        return {"items": below} if below else {}
-    if isinstance(kind, MapOf):
-        below = required_keys(kind.item)
-        return {"additionalProperties": below} if below else {}
+        return {"items" if isinstance(kind, ListOf) else "additionalProperties": below} if below else {}
     if not isinstance(kind, Record):
         return {}
-    declared = [f for f in dataclasses.fields(kind.cls) if "kind" in f.metadata]
-    required = [f.name for f in declared if f.default is MISSING and f.default_factory is MISSING]
-    properties = {f.name: below for f in declared if (below := required_keys(f.metadata["kind"]))}
+    declared = entries(kind.cls)
+    required = [key for key, entry in declared.items() if entry.default is MISSING]
+    properties = {key: below for key, entry in declared.items() if (below := required_keys(entry.kind))}
     return ({"required": required} if required else {}) | ({"properties": properties} if properties else {})

@@ -21,8 +21,14 @@ UNITS: dict[str, dict[str, Decimal]] = {
     "frequency": _scaled("Hz", "kMG"),
     "bandwidth": _bytes("/s") | {f"{p}bit/s": Decimal(_SI[p]) / 8 for p in "kMGT"},
     "bytes": _bytes(""),
-    "time": {"ps": Decimal("1e-12"), "ns": Decimal("1e-9"), "us": Decimal("1e-6"), "µs": Decimal("1e-6"),
-             "ms": Decimal("1e-3"), "s": Decimal(1)},
+    "time": {
+        "ps": Decimal("1e-12"),
+        "ns": Decimal("1e-9"),
+        "us": Decimal("1e-6"),
+        "µs": Decimal("1e-6"),
+        "ms": Decimal("1e-3"),
+        "s": Decimal(1),
+    },
     "rate": _scaled("FLOP/s", "kMGT") | _scaled("OP/s", "kMGT"),
 }
 """Dimension -> unit -> factor to Hz, B/s, B, s or operations a second."""
@@ -70,6 +76,9 @@ def show(dimension: str, value: float) -> str:
                 return f"{int(value) // size} {prefix}B"
         return f"{int(value)} B"
     units = {u: f for u, f in UNITS[dimension].items() if re.fullmatch(r"[kMGT]?(Hz|B/s|FLOP/s)|[munp]?s", u)}
-    unit, factor = max(((u, f) for u, f in units.items() if f <= Decimal(value)), key=lambda uf: uf[1],
-                       default=min(units.items(), key=lambda uf: uf[1]))
+    unit, factor = max(
+        ((u, f) for u, f in units.items() if f <= Decimal(value)),
+        key=lambda uf: uf[1],
+        default=min(units.items(), key=lambda uf: uf[1]),
+    )
     return f"{float(f'{value / float(factor):.4g}'):.12g} {unit}"

@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any
 
 import yaml
 
@@ -26,20 +26,34 @@ from cuvil.limits import MAX_YAML_BYTES, MAX_YAML_DEPTH
 MAX_DIGITS = 18
 """Digits of one integer: what an int64 always holds."""
 
-Scalar = Union[None, bool, int, float, str]
-KeyPath = tuple[Union[str, int], ...]
+Scalar = bool | int | float | str | None
+KeyPath = tuple[str | int, ...]
 
-_FORBIDDEN = re.compile("[^\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
+_FORBIDDEN = re.compile(
+    "[^\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
+)
 _INTEGER = re.compile(r"[-+]?[0-9]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 
 _REFUSED: tuple[tuple[re.Pattern[str], str], ...] = (
-    (re.compile(r"(?i)yes|no|on|off"), "is a truth value in some YAML versions: quote it, or write true or false"),
-    (re.compile(r"(?i)true|false|null|~"), "is ambiguous: write true, false or null in lower case, or quote it"),
+    (
+        re.compile(r"(?i)yes|no|on|off"),
+        "is a truth value in some YAML versions: quote it, or write true or false",
+    ),
+    (
+        re.compile(r"(?i)true|false|null|~"),
+        "is ambiguous: write true, false or null in lower case, or quote it",
+    ),
     (re.compile(r"[-+]?0[0-9]+"), "looks like an octal number: drop the leading zeros, or quote it"),
     (re.compile(r"[-+]?[0-9]+(:[0-9]+)+(\.[0-9]*)?"), "is a base-60 number in some YAML versions: quote it"),
-    (re.compile(r"(?i)[-+]?0(x[0-9a-f_]+|o[0-7_]+|b[01_]+)"), "is not a decimal number: write it in decimal, or quote it"),
-    (re.compile(r"[-+]?[0-9][0-9_]*_[0-9_]*(\.[0-9_]*)?"), "is a number with underscores: leave them out, or quote it"),
+    (
+        re.compile(r"(?i)[-+]?0(x[0-9a-f_]+|o[0-7_]+|b[01_]+)"),
+        "is not a decimal number: write it in decimal, or quote it",
+    ),
+    (
+        re.compile(r"[-+]?[0-9][0-9_]*_[0-9_]*(\.[0-9_]*)?"),
+        "is a number with underscores: leave them out, or quote it",
+    ),
     (re.compile(r"(?i)[-+]?\.inf|\.nan"), "is not a finite number"),
 )
 
@@ -153,7 +167,11 @@ def read_bytes(data: bytes, file: str) -> Node:
     bad = _FORBIDDEN.search(text)
     if bad:
         line = text.count("\n", 0, bad.start()) + 1
-        hint = "tab character: indent with spaces" if bad[0] == "\t" else f"control character U+{ord(bad[0]):04X}"
+        hint = (
+            "tab character: indent with spaces"
+            if bad[0] == "\t"
+            else f"control character U+{ord(bad[0]):04X}"
+        )
         raise TargetError(hint, f"{file}:{line}")
     return _Composer(text, file).document()
 
@@ -195,7 +213,9 @@ def _where(file: str, line: int, path: KeyPath) -> str:
         if isinstance(step, int):
             dotted += f"[{step}]"
         else:
-            dotted += ("." if dotted else "") + (step if re.fullmatch(r"[\w.+-]{1,60}", step) else quoted(step))
+            dotted += ("." if dotted else "") + (
+                step if re.fullmatch(r"[\w.+-]{1,60}", step) else quoted(step)
+            )
     return ": ".join(part for part in (f"{file}:{line}" if line else file, dotted) if part)
 
 
@@ -227,7 +247,7 @@ class _Composer:
     def next(self) -> Any:
         """The next event.  PyYAML answers some inputs with ValueError instead of its own errors."""
         try:
-            event = self.loader.get_event()
+            event = self.loader.get_event()  # type: ignore[no-untyped-call]
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             self.line = mark.line + 1 if mark else self.line

@@ -361,10 +361,10 @@ def _zig_binary() -> str:
 
 
 def _family(path: str) -> Literal["gcc", "clang"]:
-    text = _stdout((path, "--version"))
-    if "clang" in text:
+    macros = _stdout((path, "-dM", "-E", "-x", "c", os.devnull))
+    if "__clang__" in macros:
         return "clang"
-    if "Free Software Foundation" in text:
+    if "__GNUC__" in macros:
         return "gcc"
     raise ToolchainError("is neither gcc nor clang", path)
 

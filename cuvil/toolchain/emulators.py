@@ -1,4 +1,4 @@
-"""Run programs that were built for a machine: directly where the CPU is of its architecture, else under qemu-user.
+"""Run programs built for a machine: directly where the CPU is of its architecture, else under qemu-user.
 
 A statically linked program (zig with a musl triple, `Machine.musl`) needs nothing else.  A dynamically linked
 one needs the target's loader; Debian's cross libraries in ``/usr/<triple>`` are used where they are there.
@@ -20,7 +20,7 @@ _QEMU_NAMES = {"x86": "i386", "powerpc64le": "ppc64le"}
 
 
 def command(machine: Machine) -> list[str] | None:
-    """What to put before a program of `machine` to run it here: nothing, an emulator, or None without a way."""
+    """What to put before a program of `machine` to run it here: nothing or an emulator; None: no way."""
     if machine.runs_here:
         return []
     if machine.os != "linux":

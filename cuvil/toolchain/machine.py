@@ -34,7 +34,8 @@ class Machine:
 
     Args:
         triple: ``arch-os-abi`` as in ``aarch64-linux-gnu``; a vendor (``x86_64-unknown-linux-gnu``) is
-            dropped, a glibc version may follow (``aarch64-linux-gnu.2.27``); ``native`` is the running machine.
+            dropped, a glibc version may follow (``aarch64-linux-gnu.2.27``); ``native`` is the running
+            machine.
         cpu: one LLVM CPU name, ``baseline`` for the architecture's least, ``native`` for the running CPU.
         features: LLVM feature names to add to the CPU, or to take away when preceded by ``-``.
 

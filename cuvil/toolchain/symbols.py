@@ -1,6 +1,6 @@
 """Symbols, section sizes and needed libraries of ELF objects, archives, shared libraries and programs.
 
-A reader of the few ELF tables that size reports and checks ("no malloc") want, so that neither needs binutils.
+A reader of the few ELF tables that size reports and checks ("no malloc") want, so that they need no binutils.
 Layouts: System V ABI, chapters 4 and 5 (ELF), and the GNU and BSD archive formats (ar.h).
 """
 
@@ -18,7 +18,8 @@ from cuvil.errors import ToolchainError
 StrPath = str | os.PathLike[str]
 Category = Literal["text", "rodata", "data", "bss", "other"]
 
-_MACHINES = {3: "x86", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv", 258: "loongarch"}
+_MACHINES = {3: "x86", 20: "powerpc", 21: "powerpc64", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv",
+             258: "loongarch"}
 _SHT_SYMTAB, _SHT_DYNAMIC, _SHT_NOBITS, _SHT_DYNSYM = 2, 6, 8, 11
 _SHF_WRITE, _SHF_ALLOC, _SHF_EXECINSTR = 1, 2, 4
 _ET_DYN, _DT_NEEDED = 3, 1
@@ -85,20 +86,20 @@ def read(path: StrPath) -> tuple[Image, ...]:
     except OSError as error:
         raise ToolchainError(f"cannot be read: {error.strerror}", str(path)) from error
     except (ValueError, IndexError, struct.error) as error:
-        raise ToolchainError("is no ELF object, archive, library or program, or is damaged", str(path)) from error
+        raise ToolchainError("is no ELF object, archive, library or program", str(path)) from error
 
 
 def defined(path: StrPath, *, local: bool = False) -> frozenset[str]:
-    """Names that the file defines: those visible to a linker, and with `local` those visible in it alone."""
-    return frozenset(s.name for image in read(path) for s in image.symbols
-                     if s.defined and s.kind not in ("section", "file") and (local or s.binding != "local"))
+    """Names that the file defines for others, and with `local` also those for itself alone."""
+    return frozenset(s.name for image in read(path) for s in image.symbols if s.defined
+                     and s.kind not in ("section", "file") and (local or s.binding != "local"))
 
 
 def undefined(path: StrPath, *, weak: bool = False) -> frozenset[str]:
-    """Names that the file, an archive as a whole, expects of others; weak references only with `weak`."""
+    """Names that the file, or an archive as a whole, expects of others; weak references only with `weak`."""
     wanted = {s.name for image in read(path) for s in image.symbols
               if not s.defined and (weak or s.binding != "weak")}
-    return frozenset(wanted - defined(path))
+    return frozenset(wanted - defined(path) - {"_GLOBAL_OFFSET_TABLE_"})  # the linker itself defines that one
 
 
 def sizes(path: StrPath) -> Sizes:
@@ -150,10 +151,9 @@ def _read_elf(data: mmap.mmap, base: int, name: str) -> Image:
     def text(strings: bytes, offset: int) -> str:
         return strings[offset:strings.index(b"\0", offset)].decode(errors="replace")
 
-    # e_type e_machine e_version e_entry e_phoff e_shoff e_flags e_ehsize e_phentsize e_phnum e_shentsize e_shnum e_shstrndx
-    header = struct.unpack_from(order + ("HHIQQQIHHHHHH" if wide else "HHIIIIIHHHHHH"), data, base + 16)
-    file_type, machine, table_offset, count, names_index = header[0], header[1], header[5], header[11], header[12]
-    # sh_name sh_type sh_flags sh_addr sh_offset sh_size sh_link sh_info sh_addralign sh_entsize
+    (file_type, machine, _, _, _, table_offset, _, _, _, _, _, count, names_index) = struct.unpack_from(
+        order + ("HHIQQQIHHHHHH" if wide else "HHIIIIIHHHHHH"), data, base + 16)  # Ehdr after e_ident
+    # Shdr: name type flags addr offset size link info addralign entsize
     layout = "IIQQQQIIQQ" if wide else "10I"
     width = struct.calcsize(order + layout)
     if table_offset and (count == 0 or names_index == _SHN_XINDEX):  # too many for 16 bits: kept in section 0
@@ -168,7 +168,9 @@ def _read_elf(data: mmap.mmap, base: int, name: str) -> Image:
         return data[base + offset:base + offset + size]
 
     names = content(names_index) if headers else b""
-    sections = tuple(Section(text(names, h[0]), h[5], _category(text(names, h[0]), h[1], h[2])) for h in headers[1:])
+    sections = []
+    for at, kind, flags, _, _, size, *_ in headers[1:]:
+        sections.append(Section(text(names, at), size, _category(text(names, at), kind, flags)))
     symbols: list[Symbol] = []
     needed: list[str] = []
     for _, kind, _, _, offset, size, link, *_ in headers:
@@ -180,13 +182,15 @@ def _read_elf(data: mmap.mmap, base: int, name: str) -> Image:
                 else:
                     at, _, length, info, other, index = fields
                 if at:
-                    symbols.append(Symbol(text(strings, at), index != _SHN_UNDEF, _BINDINGS.get(info >> 4, "other"),
-                                          _KINDS.get(info & 15, "other"), _VISIBILITIES[other & 3], length))
+                    symbols.append(Symbol(
+                        text(strings, at), index != _SHN_UNDEF, _BINDINGS.get(info >> 4, "other"),
+                        _KINDS.get(info & 15, "other"), _VISIBILITIES[other & 3], length))
         elif kind == _SHT_DYNAMIC:
-            needed += [text(content(link), value) for tag, value in table(offset, size, "QQ" if wide else "II")
-                       if tag == _DT_NEEDED]
-    arch = _MACHINES.get(machine, f"machine {machine}") + ({2: "64", 1: "32"}[1 + wide] if machine in (243, 258) else "")
-    return Image(name, arch, sections, tuple(symbols), tuple(needed))
+            entries = table(offset, size, "QQ" if wide else "II")
+            needed += [text(content(link), value) for tag, value in entries if tag == _DT_NEEDED]
+    arch = _MACHINES.get(machine, f"machine {machine}")
+    arch += ("64" if wide else "32") if arch in ("riscv", "loongarch") else ""
+    return Image(name, arch, tuple(sections), tuple(symbols), tuple(needed))
 
 
 def _category(name: str, kind: int, flags: int) -> Category:

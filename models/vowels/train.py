@@ -35,7 +35,7 @@ SHA256 = {
 
 
 def load_data(part: str) -> tuple[np.ndarray, np.ndarray]:
-    """Cepstra f32 [n, 1, 29, 12], zero after an utterance's last frame, and speakers i64 [n], of TRAIN or TEST.
+    """Cepstra f32 [n, 1, 29, 12], zero after the last frame, and speakers i64 [n], of `part` TRAIN or TEST.
 
     A line of the file is an utterance: its 12 coefficient tracks and its speaker 1..9, separated by colons.
     """
@@ -69,7 +69,7 @@ class SeparableBlock(nn.Module):
 
 
 class VowelNet(nn.Module):
-    """The DS-CNN of keyword spotting: a full convolution, four separable blocks, mean, classifier; 21 k parameters.
+    """The DS-CNN of keyword spotting: a full convolution, four separable blocks, classifier; 21 k parameters.
 
     Shape after Y. Zhang et al., "Hello Edge: Keyword Spotting on Microcontrollers", 2017.
     """
@@ -90,7 +90,7 @@ class VowelNet(nn.Module):
 
 
 def distort(cepstra: torch.Tensor) -> torch.Tensor:
-    """Cepstra [n, 1, 29, 12], each with up to 4 leading frames dropped, scaled (10 %) and with noise, at random."""
+    """Cepstra [n, 1, 29, 12], each less up to 4 leading frames, scaled (10 %) and with noise, at random."""
     n = len(cepstra)
     start = torch.randint(0, 5, (n, 1))
     frame = torch.arange(FRAMES) + start

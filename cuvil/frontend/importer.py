@@ -1,0 +1,54 @@
+"""The import stage: an ONNX file becomes a checked graph at one opset."""
+
+from __future__ import annotations
+
+import os
+
+from cuvil.frontend.aliases import remove_aliases
+from cuvil.frontend.checks import check_graph
+from cuvil.frontend.fold import fold_constants, remove_dead_code
+from cuvil.frontend.infer import check_strictly, infer_types
+from cuvil.frontend.onnx_reader import Shapes, read_model
+from cuvil.frontend.opset import upgrade
+from cuvil.ir.graph import Graph
+
+MAX_ROUNDS = 16
+"""Rounds of folding and inference; each makes at least one more value known."""
+
+
+def import_model(path: str | os.PathLike[str], shapes: Shapes | None = None) -> Graph:
+    """Read, upgrade, check and simplify the model in `path`.
+
+    Importing what `write_model` wrote of the result gives the same graph again.
+
+    Args:
+        path: the ``.onnx`` file.
+        shapes: sizes or names for the dimensions of inputs, as for `read_model`.
+
+    Raises:
+        ModelError: the file or the model is not valid, or `shapes` does not fit it.
+        UnsupportedError: the model uses a form that has no equal in the canonical opset.
+    """
+    graph = read_model(path, shapes)
+    canonicalize(graph)
+    return graph
+
+
+def canonicalize(graph: Graph) -> None:
+    """Upgrade, check and simplify a graph from `read_model`, in place.
+
+    Raises:
+        ModelError: a node breaks a rule of its operator.
+    """
+    upgrade(graph)
+    infer_types(graph)
+    check_graph(graph)
+    for _ in range(MAX_ROUNDS):
+        changed = fold_constants(graph)
+        remove_aliases(graph)
+        remove_dead_code(graph)
+        infer_types(graph)
+        if not changed:
+            break
+    check_graph(graph)
+    check_strictly(graph)
