@@ -2,98 +2,19 @@
 
 Each check looks at one node in the form of the canonical opset, says nothing where it knows
 nothing (symbolic sizes, values that are not constant), and names the node and the rule it breaks.
-The checks of quantization and of the numbers of arguments are in `checks_more`.
+The numbers and types of arguments are checked before, by `schema`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Sequence
 
 import numpy as np
 
-from cuvil.errors import ModelError
+from cuvil.frontend.check_site import CHECKS, Site, check
 from cuvil.frontend.scope import Scope
-from cuvil.ir.graph import Graph, Node, Shape
-
-
-class Site:
-    """A node in its scope: what a check may ask, by position of the input."""
-
-    def __init__(self, node: Node, scope: Scope) -> None:
-        self.node = node
-        self.scope = scope
-
-    def has(self, index: int) -> bool:
-        """Whether input `index` is given."""
-        return index < len(self.node.inputs) and bool(self.node.inputs[index])
-
-    def shape(self, index: int) -> Shape | None:
-        """The shape of an input, None where it is omitted or unknown."""
-        return self.scope.shape(self.node.inputs[index]) if self.has(index) else None
-
-    def dtype(self, index: int) -> str | None:
-        """The element type of an input."""
-        known = self.scope.type(self.node.inputs[index]) if self.has(index) else None
-        return known.dtype if known else None
-
-    def size(self, index: int, axis: int) -> int | None:
-        """One known size of an input."""
-        shape = self.shape(index)
-        dim = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
-        return dim if isinstance(dim, int) else None
-
-    def constant(self, index: int) -> np.ndarray | None:
-        """The value of a constant input."""
-        return self.scope.constant(self.node.inputs[index]) if self.has(index) else None
-
-    def integers(self, index: int) -> list[int] | None:
-        """The value of a constant input as a flat list of integers."""
-        value = self.constant(index)
-        return None if value is None else [int(v) for v in value.reshape(-1)]
-
-    def attr(self, key: str, default: Any = None) -> Any:
-        """An attribute or its default."""
-        return self.node.attrs.get(key, default)
-
-    def fail(self, problem: str) -> NoReturn:
-        """Refuse the node."""
-        raise ModelError(problem, self.node.where)
-
-    def axis(self, axis: int, rank: int, what: str = "axis") -> int:
-        """`axis` counted from the front, refused where it is out of range."""
-        if not -rank <= axis < rank:
-            self.fail(f"{what} {axis} is out of range for rank {rank}")
-        return axis % rank
-
-    def axes(self, axes: Sequence[int], rank: int) -> list[int]:
-        """`axes` counted from the front, refused where one is out of range or comes twice."""
-        found = [self.axis(axis, rank) for axis in axes]
-        if len(set(found)) != len(found):
-            self.fail(f"axes {list(axes)} name one axis twice")
-        return found
-
-    def same(self, what: str, found: int | None, expected: int | None) -> None:
-        """Refuse two known sizes that differ."""
-        if found is not None and expected is not None and found != expected:
-            self.fail(f"{what} is {found}, it must be {expected}")
-
-
-Check = Callable[[Site], None]
-
-CHECKS: dict[str, Check] = {}
-"""The checks by operator."""
-
-
-def check(*ops: str) -> Callable[[Check], Check]:
-    """Register a function as the check of `ops`."""
-
-    def register(function: Check) -> Check:
-        CHECKS.update(dict.fromkeys(ops, function))
-        return function
-
-    return register
+from cuvil.ir.graph import Dim, Graph, Shape
 
 
 def check_graph(graph: Graph, outer: Scope | None = None) -> None:
@@ -233,19 +154,19 @@ def _reshape(site: Site) -> None:
     shape = site.shape(0)
     if shape is None:
         return
-    dims = list(wanted)
+    dims: list[Dim] = list(wanted)
     if not site.attr("allowzero", 0):
         for i, size in enumerate(wanted):
             if size == 0 and i >= len(shape):
                 site.fail(f"the shape {wanted} copies dimension {i} of an input of rank {len(shape)}")
             if size == 0:
-                dims[i] = shape[i] if isinstance(shape[i], int) else -2
+                dims[i] = shape[i]
     elif -1 in wanted and 0 in wanted:
         site.fail(f"the shape {wanted} has both 0 and -1, which allowzero forbids")
-    if any(not isinstance(d, int) for d in shape) or -2 in dims:
+    if any(isinstance(d, str) for d in (*shape, *dims)):
         return
     count = math.prod(d for d in shape if isinstance(d, int))
-    known = math.prod(d for d in dims if d != -1)
+    known = math.prod(d for d in dims if isinstance(d, int) and d != -1)
     if (count != known) if -1 not in dims else (known == 0 or count % known):
         site.fail(f"{count} elements do not fit the shape {wanted}")
 
@@ -470,9 +391,11 @@ def _broadcast(site: Site, shapes: Sequence[Shape]) -> None:
             site.fail(f"the shapes {texts} do not broadcast")
 
 
-@check("Add", "Sub", "Mul", "Div", "Pow", "Mod", "And", "Or", "Xor", "Equal", "Greater", "Less", "GreaterOrEqual",
-       "LessOrEqual", "Min", "Max", "Sum", "Mean", "Where", "PRelu", "BitShift", "BitwiseAnd", "BitwiseOr",
-       "BitwiseXor")  # fmt: skip
+@check(
+    "Add", "Sub", "Mul", "Div", "Pow", "Mod", "And", "Or", "Xor", "Equal", "Greater", "Less",
+    "GreaterOrEqual", "LessOrEqual", "Min", "Max", "Sum", "Mean", "Where", "PRelu", "BitShift", "BitwiseAnd",
+    "BitwiseOr", "BitwiseXor",
+)  # fmt: skip
 def _elementwise(site: Site) -> None:
     shapes = [site.shape(i) for i in range(len(site.node.inputs))]
     _broadcast(site, [shape for shape in shapes if shape is not None])
@@ -553,16 +476,10 @@ _QUANTIZED = {
     "QLinearMatMul": [(1, 2), (4, 5), (6, 7)],
     "QLinearAdd": [(1, 2), (4, 5), (6, 7)],
     "QLinearMul": [(1, 2), (4, 5), (6, 7)],
-    **dict.fromkeys(
-        (
-            "QLinearAveragePool",
-            "QLinearGlobalAveragePool",
-            "QLinearLeakyRelu",
-            "QLinearSigmoid",
-            "QLinearSoftmax",
-        ),
-        [(1, 2), (3, 4)],
-    ),
+    **{
+        f"QLinear{op}": [(1, 2), (3, 4)]
+        for op in ("AveragePool", "GlobalAveragePool", "LeakyRelu", "Sigmoid", "Softmax")
+    },
 }
 """Positions of (scale, zero point) among the inputs, for com.microsoft's operators too."""
 

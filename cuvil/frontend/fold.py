@@ -21,7 +21,8 @@ from cuvil.limits import MAX_FOLD_BYTES
 
 NOT_FOLDED = frozenset((
     "DequantizeLinear",
-    "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Dropout",
+    "Bernoulli", "Dropout", "Multinomial",
+    "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
     "Conv", "ConvInteger", "ConvTranspose", "DeformConv", "QLinearConv", "LSTM", "GRU", "RNN",
 ))  # fmt: skip
 """Operators that are never evaluated: they must stay, are random, or are slow in the evaluator."""

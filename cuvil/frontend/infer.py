@@ -41,6 +41,9 @@ def infer_types(graph: Graph) -> None:
     `graph.types` is what the model declares: inputs must be there; other values may be, with
     `UNKNOWN` dimensions.  Afterwards no dimension is `UNKNOWN`.
 
+    In a subgraph inference wins over a declaration that contradicts it: the body may be a branch
+    that is never taken at these sizes.
+
     Raises:
         ModelError: a declaration contradicts what inference finds, or a value exceeds
             `MAX_TENSOR_ELEMENTS` or `MAX_RANK`.
@@ -58,7 +61,12 @@ def infer_types(graph: Graph) -> None:
                 if name in inner.constants:
                     inner.types[name] = type_of(inner.constants[name])
                     continue
-                merged, more = _merge(name, inferred.get(name), stated.get(name), equal)
+                try:
+                    merged, more = _merge(name, inferred.get(name), stated.get(name), equal)
+                except ModelError:
+                    if inner is graph:
+                        raise
+                    merged, more = inferred[name], False
                 learned |= more
                 if merged is not None:
                     inner.types[name] = merged

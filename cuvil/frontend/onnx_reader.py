@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, defs, inliner
 
 from cuvil import fsio
@@ -33,6 +33,17 @@ from cuvil.limits import MAX_MODEL_BYTES, MAX_NODES, MAX_SUBGRAPH_DEPTH
 
 DOMAINS = ("", MICROSOFT)
 """The operator domains that are let through; ``ai.onnx`` is the first one's other name."""
+
+_CONSTANT_FORMS = {
+    "value": (AttributeProto.TENSOR, None),
+    "sparse_value": (AttributeProto.SPARSE_TENSOR, None),
+    "value_float": (AttributeProto.FLOAT, "float32"),
+    "value_floats": (AttributeProto.FLOATS, "float32"),
+    "value_int": (AttributeProto.INT, "int64"),
+    "value_ints": (AttributeProto.INTS, "int64"),
+    "value_string": (AttributeProto.STRING, "object"),
+    "value_strings": (AttributeProto.STRINGS, "object"),
+}
 
 Shapes = Mapping[str, Sequence["int | str"]]
 
@@ -165,16 +176,16 @@ class _Reader:
             name = sparse.values.name
             constants[name] = decode_sparse(sparse, self.folder, f"sparse initializer '{name}'")
         if len(constants) != len(proto.initializer) + len(proto.sparse_initializer):
-            names = [t.name for t in proto.initializer] + [s.values.name for s in proto.sparse_initializer]
-            raise ModelError(f"initializer '{_first_twice(names)}' is given twice", where)
+            given = [t.name for t in proto.initializer] + [s.values.name for s in proto.sparse_initializer]
+            raise ModelError(f"initializer '{_first_twice(given)}' is given twice", where)
         inputs = [value.name for value in proto.input if value.name not in constants]
         if "" in inputs or "" in constants:
             raise ModelError("an input or initializer has no name", where)
         twice = _first_twice(inputs) or _first_twice([value.name for value in proto.output])
         if twice is not None:
             raise ModelError(f"input or output '{twice}' is listed twice", where)
-        types = {v.name: _declared(v) for v in (*proto.value_info, *proto.output)}
-        types |= {v.name: type_from_proto(v.type, f"input '{v.name}'") for v in proto.input}
+        declared = {v.name: _declared(v) for v in (*proto.value_info, *proto.output)}
+        declared |= {v.name: type_from_proto(v.type, f"input '{v.name}'") for v in proto.input}
         defined = self._defined(proto, [*inputs, *constants], outer, where)
         visible = outer | defined
         nodes = []
@@ -188,11 +199,9 @@ class _Reader:
         for name in outputs:
             if name not in defined and (depth == 0 or name not in outer):
                 raise ModelError(f"output '{name}' is not produced by any node", where)
-        return Graph(
-            proto.name, inputs, outputs, nodes, constants,
-            {name: known for name, known in types.items() if known and name in defined and name not in constants},
-            self.opset,
-        )  # fmt: skip
+        own = defined - constants.keys()
+        types = {name: known for name, known in declared.items() if known and name in own}
+        return Graph(proto.name, inputs, outputs, nodes, constants, types, self.opset)
 
     def _defined(
         self, proto: GraphProto, names: list[str], outer: frozenset[str], where: str
@@ -259,19 +268,16 @@ class _Reader:
         )
 
     def _constant(self, proto: NodeProto) -> Any:
-        """The value of a Constant node, in any of its seven forms."""
+        """The value of a Constant node, in any of its forms."""
         where = _where(proto)
         if len(proto.attribute) != 1 or len(proto.output) != 1 or not proto.output[0]:
             raise ModelError("a constant has one output and exactly one value", where)
         attribute = proto.attribute[0]
+        kind, dtype = _CONSTANT_FORMS.get(attribute.name, (None, None))
+        if kind is None or attribute.type != kind:
+            raise ModelError(f"attribute '{attribute.name}' is no value of a constant", where)
         value = self._attribute(attribute, frozenset(), 0, where)
-        if attribute.name in ("value", "sparse_value"):
-            return value
-        dtypes = {"value_float": "float32", "value_int": "int64", "value_string": "object"}
-        dtype = dtypes.get(attribute.name.removesuffix("s"))
-        if dtype is None:
-            raise ModelError(f"unknown attribute '{attribute.name}' of a constant", where)
-        return np.array(value, dtype)
+        return value if dtype is None else np.array(value, dtype)
 
     def _sorted(self, nodes: list[Node], ready: set[str]) -> list[Node]:
         """`nodes` in topological order; as they are where they already are in one.
@@ -294,8 +300,8 @@ class _Reader:
             sorter.prepare()
         except graphlib.CycleError as error:
             circle = [nodes[i] for i in error.args[1]]
-            names = " <- ".join(f"'{node.name or node.outputs[0]}'" for node in circle[:8])
-            raise ModelError(f"the nodes form a cycle: {names}", circle[0].where) from None
+            path = " <- ".join(f"'{node.name or node.outputs[0]}'" for node in circle[:8])
+            raise ModelError(f"the nodes form a cycle: {path}", circle[0].where) from None
         order: list[int] = []
         heap: list[int] = []
         while sorter.is_active():

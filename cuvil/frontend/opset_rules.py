@@ -159,9 +159,9 @@ def reshape_shape_to_input(node: Node, context: Context) -> None:
 
 
 @rule(
-    6, "Abs", "Add", "BatchNormalization", "Ceil", "Clip", "Div", "Dropout", "Elu", "Exp", "Floor", "HardSigmoid",
-    "InstanceNormalization", "LeakyRelu", "Log", "Max", "Mean", "Min", "Mul", "Neg", "PRelu", "Reciprocal", "Relu",
-    "Sigmoid", "Sqrt", "Sub", "Sum", "Tanh",
+    6, "Abs", "Add", "BatchNormalization", "Ceil", "Clip", "Div", "Dropout", "Elu", "Exp", "Floor",
+    "HardSigmoid", "InstanceNormalization", "LeakyRelu", "Log", "Max", "Mean", "Min", "Mul", "Neg", "PRelu",
+    "Reciprocal", "Relu", "Sigmoid", "Sqrt", "Sub", "Sum", "Tanh",
 )  # fmt: skip
 def drop_consumed_inputs(node: Node, context: Context) -> None:
     node.attrs.pop("consumed_inputs", None)

@@ -232,8 +232,10 @@ def _external_bytes(tensor: TensorProto, folder: Path | None, size: int, where: 
         raise ModelError("external data without a model folder", where)
     parts = location.replace("\\", "/").split("/")
     if not location or "\0" in location or location[0] in "/\\" or ":" in parts[0] or ".." in parts:
-        raise ModelError(f"external data location {location[:80]!r} must be a relative path inside the model's folder",
-                         where)  # fmt: skip
+        raise ModelError(
+            f"external data location {location[:80]!r} must be a relative path inside the model's folder",
+            where,
+        )
     root = folder.resolve()
     path = (root / location).resolve()
     if not path.is_relative_to(root):

@@ -138,14 +138,14 @@ class Device:
     fma_units: Annotated[
         int,
         Integer(1, 16),
-        "f32 vector multiply-adds of full width that a core issues per cycle; the instruction set's usual number "
-        "where absent",
+        "f32 vector multiply-adds of full width that a core issues per cycle; the instruction set's usual "
+        "number where absent",
     ] = 0
     peak_f32: Annotated[
         float,
         Quantity("rate"),
-        "f32 operations a second of one core; for a CPU derived from frequency, vector width and fma_units where "
-        "absent",
+        "f32 operations a second of one core; for a CPU derived from frequency, vector width and fma_units "
+        "where absent",
     ] = 0.0
     peak_i8: Annotated[
         float, Quantity("rate"), "int8 operations a second of one core; derived where absent"
@@ -191,7 +191,7 @@ class Memory:
     remote: Annotated[
         dict[str, Remote],
         MapOf(Record(Remote)),
-        "memories reached from here without PCIe, by name; holds in both directions unless the other one says",
+        "memories reached from here without PCIe, by name; holds in both directions unless both say it",
     ] = field(default_factory=dict)
 
 

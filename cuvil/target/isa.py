@@ -50,30 +50,26 @@ _RV64 = "generic_rv64+m+a+f+d+c"
 
 # fmt: off
 _TABLE = (
-    # name               arch      bits  regs  fma   dot   units zig_cpu                       gcc, gcc_abi, common
-    ("x86-64",           "x86_64",  128,  16, False, False, 1, "x86_64",                      "-march=x86-64"),
-    ("x86-64-v2",        "x86_64",  128,  16, False, False, 1, "x86_64_v2",                   "-march=x86-64-v2"),
-    ("x86-64-v3",        "x86_64",  256,  16, True,  False, 2, "x86_64_v3",                   "-march=x86-64-v3"),
-    ("x86-64-v3-vnni",   "x86_64",  256,  16, True,  True,  2, "x86_64_v3+avxvnni",
-     "-march=x86-64-v3 -mavxvnni"),
-    ("x86-64-v4",        "x86_64",  512,  32, True,  False, 2, "x86_64_v4",
-     "-march=x86-64-v4", "", _WIDE),
-    ("x86-64-v4-vnni",   "x86_64",  512,  32, True,  True,  2, "x86_64_v4+avx512vnni",
+    # name, arch, vector bits and registers, fma, dot, fma units, zig_cpu, gcc, gcc_abi, common
+    ("x86-64", "x86_64", 128, 16, False, False, 1, "x86_64", "-march=x86-64"),
+    ("x86-64-v2", "x86_64", 128, 16, False, False, 1, "x86_64_v2", "-march=x86-64-v2"),
+    ("x86-64-v3", "x86_64", 256, 16, True, False, 2, "x86_64_v3", "-march=x86-64-v3"),
+    ("x86-64-v3-vnni", "x86_64", 256, 16, True, True, 2, "x86_64_v3+avxvnni", "-march=x86-64-v3 -mavxvnni"),
+    ("x86-64-v4", "x86_64", 512, 32, True, False, 2, "x86_64_v4", "-march=x86-64-v4", "", _WIDE),
+    ("x86-64-v4-vnni", "x86_64", 512, 32, True, True, 2, "x86_64_v4+avx512vnni",
      "-march=x86-64-v4 -mavx512vnni", "", _WIDE),
-    ("armv8-a",          "aarch64", 128,  32, True,  False, 1, "generic",                     "-march=armv8-a"),
-    ("armv8.2-a",        "aarch64", 128,  32, True,  False, 1, "generic+v8_2a",               "-march=armv8.2-a"),
-    ("armv8.2-a-dotprod", "aarch64", 128, 32, True,  True,  1, "generic+v8_2a+dotprod",
+    ("armv8-a", "aarch64", 128, 32, True, False, 1, "generic", "-march=armv8-a"),
+    ("armv8.2-a", "aarch64", 128, 32, True, False, 1, "generic+v8_2a", "-march=armv8.2-a"),
+    ("armv8.2-a-dotprod", "aarch64", 128, 32, True, True, 1, "generic+v8_2a+dotprod",
      "-march=armv8.2-a+dotprod"),
-    ("armv8.6-a-i8mm",   "aarch64", 128,  32, True,  True,  2, "generic+v8_6a+dotprod+i8mm",
+    ("armv8.6-a-i8mm", "aarch64", 128, 32, True, True, 2, "generic+v8_6a+dotprod+i8mm",
      "-march=armv8.6-a+dotprod+i8mm"),
-    ("armv7a-neon",      "arm",     128,  16, False, False, 1, "generic+v7a+neon",
-     "-march=armv7-a", _NEON),
-    ("armv7a-neon-vfpv4", "arm",    128,  16, True,  False, 1, "generic+v7a+neon+vfp4",
+    ("armv7a-neon", "arm", 128, 16, False, False, 1, "generic+v7a+neon", "-march=armv7-a", _NEON),
+    ("armv7a-neon-vfpv4", "arm", 128, 16, True, False, 1, "generic+v7a+neon+vfp4",
      "-march=armv7-a", f"{_NEON}-vfpv4"),
-    ("armv7e-m",         "thumb",     0,  32, True,  False, 1, "cortex_m4+vfp4d16sp",
-     "-mcpu=cortex-m4", _THUMB),
-    ("rv64gc",           "riscv64",   0,  32, True,  False, 1, _RV64,         "-march=rv64gc", "-mabi=lp64d"),
-    ("rv64gcv",          "riscv64", 128,  32, True,  False, 1, f"{_RV64}+v",  "-march=rv64gcv", "-mabi=lp64d"),
+    ("armv7e-m", "thumb", 0, 32, True, False, 1, "cortex_m4+vfp4d16sp", "-mcpu=cortex-m4", _THUMB),
+    ("rv64gc", "riscv64", 0, 32, True, False, 1, _RV64, "-march=rv64gc", "-mabi=lp64d"),
+    ("rv64gcv", "riscv64", 128, 32, True, False, 1, f"{_RV64}+v", "-march=rv64gcv", "-mabi=lp64d"),
 )
 # fmt: on
 

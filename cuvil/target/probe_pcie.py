@@ -41,7 +41,7 @@ def probe_pcie(root: Path, memories: list[str]) -> dict[str, Any]:
 def _add(
     tree: dict[str, Any], names: dict[Path, str], chain: list[Path], label: str, memories: list[str]
 ) -> None:
-    """Add the endpoint at the end of `chain`: a port, then for each switch it and its lower port, the endpoint."""
+    """Add the endpoint at the end of `chain`: a root port, a switch and its lower port for each level, it."""
     port = chain[0]
     if port not in names:
         names[port] = f"root{len(tree['root_ports'])}"

@@ -11,7 +11,7 @@ from pathlib import Path
 import cuvil
 from cuvil.errors import TargetError
 from cuvil.target import isa, probe
-from cuvil.target.yamlfile import Node, display_path, from_plain, merged, quoted, read_file
+from cuvil.target.yamlfile import Node, from_plain, merged, quoted, read_file
 
 HOST = "host"
 """The name of the machine that Cuvil runs on."""
@@ -29,7 +29,7 @@ def names(search: Sequence[str | Path] | None = None) -> list[str]:
     return sorted({HOST} | {path.stem for folder in folders for path in Path(folder).glob("*.yaml")})
 
 
-def find(name_or_path: str, search: Sequence[str | Path] | None = None) -> Node:
+def find(name_or_path: str | Path, search: Sequence[str | Path] | None = None) -> Node:
     """The profile of that name, path or triple, merged with everything it extends.
 
     A file in `search` wins over a generic profile of a triple and over a probe of the host.
@@ -38,7 +38,7 @@ def find(name_or_path: str, search: Sequence[str | Path] | None = None) -> Node:
         TargetError: no such profile, a cycle of ``extends``, or a file that is not strict YAML.
     """
     folders = default_folders() if search is None else [Path(folder) for folder in search]
-    return _extended(_source(name_or_path, folders), folders, ())
+    return _extended(_source(str(name_or_path), folders), folders, ())
 
 
 def generic(triple: isa.Triple) -> dict[str, object]:
@@ -83,9 +83,6 @@ def _probed() -> Node:
 def _extended(source: Path | Node, folders: Sequence[Path], seen: tuple[Path, ...]) -> Node:
     if isinstance(source, Node):
         return source
-    if source.resolve() in seen:
-        chain = " -> ".join(path.stem for path in (*seen, source))
-        raise TargetError(f"the profile extends itself: {chain}", display_path(source))
     node = read_file(source)
     assert isinstance(node.value, dict)
     parent = node.value.get("extends")
@@ -97,7 +94,11 @@ def _extended(source: Path | Node, folders: Sequence[Path], seen: tuple[Path, ..
         base_source = _source(parent.value, folders, source.parent)
     except TargetError as error:
         raise parent.error(error.message) from None
-    base = _extended(base_source, folders, (*seen, source.resolve()))
+    seen = (*seen, source.resolve())
+    if isinstance(base_source, Path) and base_source.resolve() in seen:
+        chain = " -> ".join(path.stem for path in (*seen, base_source))
+        raise parent.error(f"the profile extends itself: {chain}")
+    base = _extended(base_source, folders, seen)
     assert isinstance(base.value, dict)
     # the name is this file's own, or its file name
     base = dataclasses.replace(

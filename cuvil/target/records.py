@@ -59,8 +59,8 @@ def one_of(names: Iterable[str], wrong: str | None = None) -> str:
 class Text:
     """Text that matches `pattern` as a whole; `what` says in words what is expected."""
 
-    pattern: str = r".{1,500}"
-    what: str = "text"
+    pattern: str = r"[\s\S]{1,1000}"
+    what: str = "text of 1 to 1000 characters"
 
     def read(self, node: Node) -> str:
         if not isinstance(node.value, str):
@@ -327,7 +327,7 @@ def record_schema(cls: type[Any]) -> JsonSchema:
     properties = {}
     for key, entry in entries(cls).items():
         properties[key] = {"description": entry.doc, **entry.kind.schema()}
-        if isinstance(entry.kind, (Choice, Flag, Integer, Number)) and entry.default:
+        if isinstance(entry.kind, (Choice, Flag, Integer, Number)) and entry.default not in (MISSING, 0):
             properties[key]["default"] = entry.default
     doc = (cls.__doc__ or "").split("\n\n")[0]
     return {

@@ -67,6 +67,7 @@ __all__ = [
     "load",
 ]
 
+PROFILE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 STAGES = ("import", "partition", "quantize", "codegen", "cc")
 """The stages that `Target.slice` knows."""
 
@@ -77,7 +78,7 @@ class Target:
 
     name: Annotated[
         str,
-        Text(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "a profile's name (letters, digits, '.', '_' and '-')"),
+        Text(PROFILE_NAME, "a profile's name (letters, digits, '.', '_' and '-')"),
         "name of the profile; the file's name where absent",
     ] = ""
     description: Annotated[str, Text(), "what the profile describes, for lists"] = ""
@@ -111,16 +112,10 @@ class Target:
     def to_dict(self) -> dict[str, Any]:
         """The resolved profile as JSON-able data, in SI units, devices and memories by name."""
         return {
-            "name": self.name,
-            "description": self.description,
-            "board": self.board,
+            **_plain(self),
             "triple": str(self.triple),
             "devices": {device.name: _plain(device) for device in self.devices},
             "memories": {memory.name: _plain(memory) for memory in self.memories},
-            "pcie": _plain(self.pcie),
-            "quantization": _plain(self.quantization),
-            "partition": _plain(self.partition),
-            "toolchain": _plain(self.toolchain),
         }
 
     def slice(self, stage: str, device: str | None = None) -> dict[str, Any]:
@@ -137,9 +132,7 @@ class Target:
             return {}
         if stage == "partition":
             everything = self.to_dict()
-            devices = {
-                d.name: _plain(d, without=("cpu", "cpus")) | {"backend": _isa_facts(d)} for d in chosen
-            }
+            devices = {d.name: _plain(d, without=("cpu", "cpus")) | _isa_facts(d) for d in chosen}
             return {"devices": devices} | {key: everything[key] for key in ("memories", "pcie", "partition")}
         if stage == "quantize":
             return {
@@ -180,7 +173,7 @@ class Target:
         }
 
 
-def load(name_or_path: str, search: Sequence[str | Path] | None = None) -> Target:
+def load(name_or_path: str | Path, search: Sequence[str | Path] | None = None) -> Target:
     """Read a profile and everything it extends, check it, and fill in what can be derived.
 
     Args:
@@ -214,7 +207,10 @@ def json_schema() -> JsonSchema:
 
 
 def json_schema_text() -> str:
-    """`json_schema` as the text of ``targets/schema.json``."""
+    """`json_schema` as the text of ``targets/schema.json``.
+
+    To write it: ``python -c "from cuvil.target import schema; print(schema.json_schema_text(), end='')"``.
+    """
     return json.dumps(json_schema(), indent=1, ensure_ascii=False) + "\n"
 
 
@@ -261,9 +257,12 @@ class _Checker:
             replace(port, memory=self.attached(port.memory, "pcie", "root_ports", port.name))
             for port in target.pcie.root_ports
         )
+        name = target.name or Path(self.root.file).stem
+        if not re.fullmatch(PROFILE_NAME, name):
+            raise self.root.error(f"the file's name {quoted(name)} cannot name a profile: give it a 'name'")
         target = replace(
             target,
-            name=target.name or Path(self.root.file).stem,
+            name=name,
             devices=tuple(self.device(device) for device in target.devices),
             memories=tuple(self.memory(memory) for memory in target.memories),
             pcie=replace(target.pcie, root_ports=ports),
@@ -398,7 +397,7 @@ class _Checker:
         graph.add_edges_from((link.upstream, link.downstream) for link in target.pcie.links)
         graph.add_edges_from((end.name, end.device) for end in target.pcie.endpoints if end.device)
         first = target.memories[0].name
-        reached = {first, *nx.descendants(graph, first)}
+        reached = set(nx.bfs_tree(graph, first))
         for path, items in _groups(target):
             for item in items:
                 if item.name not in reached:

@@ -29,7 +29,7 @@ def command(machine: Machine) -> list[str] | None:
     path = shutil.which(name) or shutil.which(f"{name}-static")
     if path is None:
         return None
-    vector = ["-cpu", "rv64,v=true"] if machine.arch == "riscv64" and "v" in machine.features else []
+    vector = ["-cpu", "rv64,v=true,vext_spec=v1.0"] if machine.arch == "riscv64" and "v" in machine.features else []
     sysroot = Path("/usr", machine.gnu_triple)
     return [path, *vector, *(["-L", str(sysroot)] if sysroot.is_dir() else [])]
 

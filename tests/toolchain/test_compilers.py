@@ -56,7 +56,7 @@ def test_library_computes(family: str, sources: Path, tmp_path: Path) -> None:
     assert library.header().removeprefix(b"./") == b"api.h"
     assert symbols.defined(shared) == {"dot", "root", "weight", "source", "header"}
     assert [i.name for i in symbols.read(archive)] == ["library.c.o", "weights.S.o"]
-    assert sorted(os.listdir(tmp_path / "out")) == ["library.c.o", "libsample.a", "libsample.so", "weights.S.o"]
+    assert set(os.listdir(tmp_path / "out")) == {"library.c.o", "weights.S.o", "libsample.a", "libsample.so"}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -215,14 +215,14 @@ def test_missing_compilers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         messages[name, machine] = str(error.value)
     assert messages == {
         ("gcc", BASELINE): "compiler 'gcc' is not on PATH; install it (Debian: gcc) or use 'zig'",
-        ("gcc", cross): "compiler 's390x-linux-gnu-gcc' is not on PATH; install it (Debian: gcc-s390x-linux-gnu) "
-                        "or use 'zig'",
+        ("gcc", cross): "compiler 's390x-linux-gnu-gcc' is not on PATH; "
+                        "install it (Debian: gcc-s390x-linux-gnu) or use 'zig'",
         ("clang", BASELINE): "compiler 'clang' is not on PATH; install it (Debian: clang) or use 'zig'",
         ("tcc", BASELINE): "compiler 'tcc' is not on PATH; give its path, or use 'zig', which always works",
     }
     monkeypatch.setattr(compilers.importlib.util, "find_spec", lambda name: None)
     compilers._zig_binary.cache_clear()
-    with pytest.raises(ToolchainError, match="^compiler 'zig' is not installed; run: pip install ziglang$"):
+    with pytest.raises(ToolchainError, match=r"^compiler 'zig' is not installed; run: pip install ziglang$"):
         compilers.find("zig", BASELINE)
     compilers._zig_binary.cache_clear()
 
@@ -269,5 +269,5 @@ def test_zig_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     monkeypatch.setattr(compilers.tempfile, "gettempdir", lambda: str(tmp_path))
     assert compilers.zig_cache_folder() == tmp_path / f"cuvil-zig-{os.getuid()}"
     monkeypatch.setattr(compilers.tempfile, "gettempdir", lambda: str(tmp_path / "file"))
-    with pytest.raises(ToolchainError, match="zig needs a writable cache folder, set ZIG_GLOBAL_CACHE_DIR to one"):
+    with pytest.raises(ToolchainError, match="needs a writable cache folder, set ZIG_GLOBAL_CACHE_DIR"):
         compilers.zig_cache_folder()

@@ -1,0 +1,481 @@
+"""The C renderer: kernels as C99 functions.
+
+A kernel becomes ``static void name(pointers, sizes, lo, hi)``, which runs points [lo, hi) of its
+parallel loops.  This file knows expressions, statements and types; it knows no operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from cuvil.codegen import cmath
+from cuvil.codegen.names import comment
+from cuvil.errors import UnsupportedError
+from cuvil.ir import expr as E
+from cuvil.ir.expr import Expr
+from cuvil.ir.loops import (
+    Accumulate, Declare, For, If, Kernel, Let, Micro, Stmt, Store, While, expressions, walk,
+)  # fmt: skip
+from cuvil.ir.primitives import Value, combine, elements, static
+from cuvil.schedule.storage import Storage, row_major
+
+C_TYPES = {
+    "float32": "float", "float64": "double", "int8": "int8_t", "uint8": "uint8_t", "int16": "int16_t",
+    "uint16": "uint16_t", "int32": "int32_t", "uint32": "uint32_t", "int64": "int64_t",
+    "uint64": "uint64_t", "bool": "uint8_t", "float16": "_Float16",
+}  # fmt: skip
+
+_INFIX = {
+    "add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "eq": "==", "and": "&&",
+    "or": "||", "band": "&", "bor": "|", "bxor": "^", "shl": "<<", "shr": ">>",
+}  # fmt: skip
+
+PRELUDE = """#include <stddef.h>
+#include <stdint.h>
+
+typedef ptrdiff_t cv_idx;
+#define CV_ALIGN64 __attribute__((aligned(64)))
+#if defined(__clang__)
+#define CV_SIMD _Pragma("clang loop vectorize(assume_safety)")
+#elif defined(__GNUC__)
+#define CV_SIMD _Pragma("GCC ivdep")
+#else
+#define CV_SIMD
+#endif
+"""
+
+_INTEGER_HELPERS = """
+static inline int64_t cv_floordiv(int64_t a, int64_t b) {
+    if (b == 0) return 0;
+    return a / b - ((a % b != 0) & ((a < 0) != (b < 0)));
+}
+static inline int64_t cv_mod(int64_t a, int64_t b) {
+    if (b == 0) return 0;
+    int64_t r = a % b;
+    return r + ((r != 0) & ((r < 0) != (b < 0)) ? b : 0);
+}
+static inline int64_t cv_div(int64_t a, int64_t b) { return b == 0 ? 0 : a / b; }
+"""
+
+
+def c_type(dtype: str) -> str:
+    """The C type of an element type.
+
+    Raises:
+        UnsupportedError: there is none in the generated code.
+    """
+    try:
+        return C_TYPES[dtype]
+    except KeyError:
+        raise UnsupportedError(f"element type {dtype} is not supported in generated C") from None
+
+
+def literal(value: float | int | bool, dtype: str) -> str:
+    """A constant in C, exact."""
+    if dtype == "bool":
+        return "1" if value else "0"
+    if E.is_float(dtype):
+        suffix = "" if dtype == "float64" else "f"
+        if value != value:
+            return f"__builtin_nan{suffix}(\"\")"
+        if value in (float("inf"), float("-inf")):
+            return f"{'-' if value < 0 else ''}__builtin_inf{suffix}()"
+        number = float(value)
+        plain = repr(number) if number == int(number) and abs(number) < 1e6 else number.hex()
+        return f"{plain}{suffix}" if value >= 0 and not plain.startswith("-") else f"({plain}{suffix})"
+    if dtype in ("int64", "uint64"):
+        if value == -(1 << 63):
+            return "INT64_MIN"
+        return f"INT64_C({value})" if dtype == "int64" else f"UINT64_C({value})"
+    return f"({value})" if value < 0 else str(value)
+
+
+@dataclass
+class Function:
+    """A rendered kernel and how it is called.
+
+    Attributes:
+        pointers: the root values whose addresses are passed, in order.
+        symbols: names of the symbolic sizes that are passed after them.
+        points: the number of parallel points, an index expression.
+    """
+
+    kernel: Kernel
+    name: str
+    text: str
+    pointers: list[Value]
+    symbols: list[str]
+    points: Expr
+
+
+@dataclass
+class Scope:
+    """Names within one function."""
+
+    pointers: dict[Value, str] = field(default_factory=dict)
+    locals: dict[Value, str] = field(default_factory=dict)
+    variables: dict[Expr, str] = field(default_factory=dict)
+    temporaries: int = 0
+
+
+class CRenderer:
+    """Prints kernels over a storage map.
+
+    Attributes:
+        math: float32 functions that the printed kernels use.
+        libm: some function of the C library is called.
+        micros: text of the micro-kernels used, by name.
+        strict: no alias or loop promises to the compiler (for sanitizers; slower).
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+        self.math: set[str] = set()
+        self.libm = False
+        self.micros: dict[str, str] = {}
+        self.scope = Scope()
+
+    # --- functions ---
+
+    def kernel(self, kernel: Kernel, name: str, aliased: Iterable[Value] = ()) -> Function:
+        """One kernel as a C function; pointers to `aliased` roots share memory with another."""
+        self.scope = Scope()
+        roots, written = self._roots(kernel)
+        shared = set(aliased)
+        symbols = sorted(
+            {e.attr for s in self._all_expressions(kernel) for e in self._with_extents(s) if e.op == "sym"}
+        )
+        parameters = []
+        for n, root in enumerate(roots):
+            pointer = f"b{n}"
+            self.scope.pointers[root] = pointer
+            qualifier = "" if root in shared else "restrict "
+            constant = "" if root in written else "const "
+            parameters.append(f"{constant}{c_type(root.dtype)} *{qualifier}{pointer}")
+        parameters += [f"cv_idx {self._symbol(s)}" for s in symbols]
+        lines = [f"/* {comment(', '.join(kernel.origin) or kernel.name)} */"]
+        lines.append(f"static void {name}({', '.join([*parameters, 'cv_idx lo', 'cv_idx hi'])}) {{")
+        lines.append("    for (cv_idx point = lo; point < hi; point++) {")
+        lines += self._decode(kernel.parallel)
+        lines += self._block(kernel.body, 2)
+        lines += ["    }", "}"]
+        points = E.product(v.args[0] for v in kernel.parallel)
+        return Function(kernel, name, "\n".join(lines) + "\n", roots, symbols, points)
+
+    def _decode(self, parallel: Sequence[Expr]) -> list[str]:
+        """The loop variables of a point, the last one fastest."""
+        lines = []
+        rest = "point"
+        for position in range(len(parallel) - 1, -1, -1):
+            v = parallel[position]
+            name = self._declare_variable(v)
+            if position == 0:
+                lines.append(f"        const cv_idx {name} = {rest};")
+            else:
+                extent = self.index(v.args[0])
+                lines.append(f"        const cv_idx {name} = {rest} % {extent};")
+                if position:
+                    following = f"point{position}"
+                    lines.append(f"        const cv_idx {following} = {rest} / {extent};")
+                    rest = following
+        if not parallel:
+            lines.append("        (void)point;")
+        return lines
+
+    def _roots(self, kernel: Kernel) -> tuple[list[Value], set[Value]]:
+        """The roots that a kernel touches, written ones first, and the set of those."""
+        local = {s.target for s in walk(kernel.body) if isinstance(s, Declare)}
+        written: dict[Value, None] = {}
+        read: dict[Value, None] = {}
+        for s in walk(kernel.body):
+            if isinstance(s, (Store, Accumulate)) and s.target not in local:
+                written[self.storage.root(s.target)] = None
+            if isinstance(s, Micro):
+                for value, _ in s.reads:
+                    if value not in local:
+                        read[self.storage.root(value)] = None
+                if s.writes[0] not in local:
+                    written[self.storage.root(s.writes[0])] = None
+            for e in expressions(s):
+                for node in E.loads(e):
+                    if node.attr not in local:
+                        read[self.storage.root(node.attr)] = None
+        return list(dict.fromkeys([*written, *read])), set(written)
+
+    def _all_expressions(self, kernel: Kernel) -> Iterable[Expr]:
+        yield from kernel.parallel
+        for s in walk(kernel.body):
+            if isinstance(s, For):
+                yield s.var
+            for e in expressions(s):
+                yield e
+                for node in E.loads(e):
+                    if self.storage.root(node.attr) in self.scope.pointers or node.attr not in self._locals(kernel):
+                        yield self.storage.address(node.attr, node.args)[1]
+            if isinstance(s, (Store, Accumulate)) and s.target not in self._locals(kernel):
+                yield self.storage.address(s.target, s.indices)[1]
+            if isinstance(s, Micro):
+                for value, at in (*s.reads, s.writes):
+                    if value not in self._locals(kernel):
+                        yield self.storage.address(value, at)[1]
+
+    def _locals(self, kernel: Kernel) -> set[Value]:
+        return {s.target for s in walk(kernel.body) if isinstance(s, Declare)}
+
+    def _with_extents(self, e: Expr) -> Iterable[Expr]:
+        for node in E.walk(e):
+            yield node
+            if node.op == "var":
+                yield from E.walk(node.args[0])
+
+    # --- statements ---
+
+    def _block(self, body: Sequence[Stmt], depth: int) -> list[str]:
+        lines: list[str] = []
+        for s in body:
+            lines += self._statement(s, depth)
+        return lines
+
+    def _statement(self, s: Stmt, depth: int) -> list[str]:
+        pad = "    " * depth
+        if isinstance(s, For):
+            return self._for(s, depth)
+        if isinstance(s, Declare):
+            return [pad + self._declare(s.target)]
+        if isinstance(s, Store):
+            lines, value = self._hoist(s.value, pad)
+            return [*lines, f"{pad}{self._place(s.target, s.indices)} = {value};"]
+        if isinstance(s, Accumulate):
+            lines, value = self._hoist(s.value, pad)
+            place = self._place(s.target, s.indices)
+            return [*lines, f"{pad}{place} = {self._combine(s, place, value)};"]
+        if isinstance(s, If):
+            lines, condition = self._hoist(s.condition, pad)
+            lines.append(f"{pad}if ({condition}) {{")
+            lines += self._block(s.then, depth + 1)
+            if s.otherwise:
+                lines.append(f"{pad}}} else {{")
+                lines += self._block(s.otherwise, depth + 1)
+            return [*lines, f"{pad}}}"]
+        if isinstance(s, While):
+            return [f"{pad}while ({self.expression(s.condition)}) {{", *self._block(s.body, depth + 1), f"{pad}}}"]
+        if isinstance(s, Let):
+            lines, value = self._hoist(s.value, pad)
+            return [*lines, f"{pad}const cv_idx {self._declare_variable(s.var)} = {value};"]
+        return self._micro(s, pad)
+
+    def _for(self, s: For, depth: int) -> list[str]:
+        pad = "    " * depth
+        name = self._declare_variable(s.var)
+        lines: list[str] = []
+        if s.kind == "simd":
+            if s.reduction and E.is_float(s.reduction[0][1].dtype) and s.reduction[0][0] in ("sum", "prod", "max", "min"):
+                op, target = s.reduction[0]
+                clause = {"sum": "+", "prod": "*"}.get(op, op)
+                lines.append(f"{pad}#pragma omp simd reduction({clause}:{self.scope.locals[target]})")
+            elif s.reduction:
+                pass
+            else:
+                lines.append(f"{pad}CV_SIMD")
+        head = f"for (cv_idx {name} = {self.index(s.start)}; {name} < {self.index(s.stop)}; {name}++) {{"
+        return [*lines, pad + head, *self._block(s.body, depth + 1), f"{pad}}}"]
+
+    def _declare(self, target: Value) -> str:
+        name = f"t{len(self.scope.locals)}"
+        self.scope.locals[target] = name
+        if not target.shape:
+            return f"{c_type(target.dtype)} {name};"
+        count = static(elements(target.shape))
+        assert count is not None
+        return f"{c_type(target.dtype)} {name}[{max(count, 1)}] CV_ALIGN64;"
+
+    def _declare_variable(self, v: Expr) -> str:
+        name = f"{v.attr}{len(self.scope.variables)}"
+        self.scope.variables[v] = name
+        return name
+
+    def _combine(self, s: Accumulate, place: str, value: str) -> str:
+        dtype = s.target.dtype
+        current, new = Value("", dtype, ()), Value("", dtype, ())
+        self.scope.locals[current], self.scope.locals[new] = place, value
+        text = self.expression(combine(s.op, E.load(current, ()), E.load(new, ())))
+        del self.scope.locals[current], self.scope.locals[new]
+        return text
+
+    def _micro(self, s: Micro, pad: str) -> list[str]:
+        self.micros.setdefault(s.kernel.name, s.kernel.render())
+        arguments = [f"&{self._place(v, at)}" for v, at in (*s.reads, s.writes)]
+        arguments += [self.index(a) for a in s.arguments]
+        return [f"{pad}{s.kernel.name}({', '.join(arguments)});"]
+
+    def _place(self, target: Value, indices: Sequence[Expr]) -> str:
+        if target in self.scope.locals:
+            name = self.scope.locals[target]
+            if not target.shape:
+                return name
+            return f"{name}[{self.index(row_major(target.rank).offset(indices, target.shape))}]"
+        root, offset = self.storage.address(target, indices)
+        return f"{self.scope.pointers[root]}[{self.index(offset)}]"
+
+    # --- expressions ---
+
+    def _hoist(self, e: Expr, pad: str) -> tuple[list[str], str]:
+        """The expression, with what it uses more than once in temporaries before it."""
+        uses: dict[Expr, int] = {}
+        for node in E.walk(e):
+            for a in node.args if node.op != "var" else ():
+                uses[a] = uses.get(a, 0) + 1
+        safe = self._unconditional(e)
+        lines: list[str] = []
+        added: list[Expr] = []
+        for node in E.walk(e):
+            worth = uses.get(node, 0) > 1 and node.args and node.op not in ("var", "cast")
+            if worth and node.dtype == E.INDEX and node.op in ("affine",) and len(node.args) == 1:
+                worth = False
+            if worth and (node in safe or not self._may_fault(node)):
+                name = f"x{self.scope.temporaries}"
+                self.scope.temporaries += 1
+                kind = "cv_idx" if node.dtype == E.INDEX and not E.loads(node) else c_type(node.dtype)
+                lines.append(f"{pad}const {kind} {name} = {self.expression(node)};")
+                self.scope.variables[node] = name
+                added.append(node)
+        text = self.expression(e)
+        for node in added:
+            del self.scope.variables[node]
+        return lines, text
+
+    def _may_fault(self, e: Expr) -> bool:
+        return any(n.op == "load" for n in E.walk(e))
+
+    def _unconditional(self, e: Expr) -> set[Expr]:
+        """The nodes that are evaluated whatever the conditions."""
+        seen: set[Expr] = set()
+        stack = [e]
+        while stack:
+            node = stack.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            if node.op in ("select", "and", "or"):
+                stack.append(node.args[0])
+            elif node.op != "var":
+                stack.extend(node.args)
+        return seen
+
+    def index(self, e: Expr) -> str:
+        """An index expression."""
+        return self.expression(e)
+
+    def expression(self, e: Expr) -> str:
+        """An expression as C text."""
+        if e in self.scope.variables:
+            return self.scope.variables[e]
+        op = e.op
+        if op == "const":
+            if e.dtype == E.INDEX and abs(e.attr) < 1 << 31:
+                return str(e.attr) if e.attr >= 0 else f"({e.attr})"
+            return literal(e.attr, e.dtype)
+        if op == "sym":
+            return self._symbol(e.attr)
+        if op == "affine":
+            return self._affine(e)
+        if op == "load":
+            return self._place(e.attr, e.args)
+        args = [self.expression(a) for a in e.args]
+        if op == "mul" and e.dtype == E.INDEX:
+            return "(" + " * ".join(args) + ")"
+        if op in ("floordiv", "mod") or (op == "div" and not E.is_float(e.dtype)):
+            return self._division(e, args)
+        if op in ("min", "max"):
+            return self._extreme(op, e, args)
+        if op in ("shl", "shr", "add", "sub", "mul") and e.dtype in ("int8", "int16", "uint8", "uint16"):
+            return f"({c_type(e.dtype)})({args[0]} {_INFIX[op]} {args[1]})"
+        if op in ("add", "sub", "mul") and e.dtype == "int32":
+            return f"(int32_t)((uint32_t){args[0]} {_INFIX[op]} (uint32_t){args[1]})"
+        if op in _INFIX:
+            return f"({args[0]} {_INFIX[op]} {args[1]})"
+        if op == "select":
+            return f"({args[0]} ? {args[1]} : {args[2]})"
+        if op == "cast":
+            target = "cv_idx" if e.dtype == E.INDEX else c_type(e.dtype)
+            return f"({args[0]} != 0)" if e.dtype == "bool" else f"({target}){args[0]}"
+        if op == "neg":
+            return f"(-{args[0]})"
+        if op == "not":
+            return f"(!{args[0]})"
+        if op == "bnot":
+            return f"({c_type(e.dtype)})(~{args[0]})"
+        if op == "isnan":
+            return f"({args[0]} != {args[0]})"
+        if op == "isinf":
+            return f"(__builtin_fabs({args[0]}) > 3.4028235e38)" if e.args[0].dtype != "float64" else (
+                f"(__builtin_fabs({args[0]}) > 1.7976931348623157e308)"
+            )
+        if op == "bitcast":
+            self.math.add("bits")
+            return f"cv_bits({args[0]})" if e.dtype == "int32" else f"cv_float({args[0]})"
+        return self._call(e, args)
+
+    def _symbol(self, name: str) -> str:
+        from cuvil.codegen.names import identifier
+
+        return f"n_{identifier(name, 'dim')}"
+
+    def _affine(self, e: Expr) -> str:
+        constant, coefficients = e.attr
+        parts = []
+        for term, c in zip(e.args, coefficients):
+            text = self.expression(term)
+            parts.append(text if c == 1 else f"(-{text})" if c == -1 else f"{text} * {c if c > 0 else f'({c})'}")
+        if constant:
+            parts.append(str(constant) if constant > 0 else f"({constant})")
+        return "(" + " + ".join(parts) + ")"
+
+    def _division(self, e: Expr, args: list[str]) -> str:
+        a, b = e.args
+        sign = "/" if e.op in ("floordiv", "div") else "%"
+        unsigned = e.dtype.startswith("uint")
+        if (a.lo >= 0 or unsigned or e.op == "div") and b.is_const and b.attr > 0:
+            return f"({args[0]} {sign} {args[1]})"
+        if e.dtype == E.INDEX and a.lo >= 0 and b.lo >= 0 and not E.loads(b):
+            return f"({args[0]} {sign} {args[1]})"
+        name = {"floordiv": "cv_floordiv", "mod": "cv_mod", "div": "cv_div"}[e.op]
+        kind = "cv_idx" if e.dtype == E.INDEX else c_type(e.dtype)
+        return f"({kind}){name}({args[0]}, {args[1]})"
+
+    def _extreme(self, op: str, e: Expr, args: list[str]) -> str:
+        """The larger or smaller of two; a NaN on the left stays."""
+        if e.dtype == E.INDEX and not E.loads(e):
+            return f"cv_{op}_idx({args[0]}, {args[1]})"
+        return f"cv_{op}_{e.dtype}({args[0]}, {args[1]})"
+
+    def _call(self, e: Expr, args: list[str]) -> str:
+        op, dtype = e.op, e.dtype
+        if op == "abs" and not E.is_float(dtype):
+            return f"({args[0]} < 0 ? -{args[0]} : {args[0]})"
+        if op in ("floor", "ceil", "round", "trunc") and not E.is_float(dtype):
+            return args[0]
+        if dtype in ("float32", "float16") and cmath.has(op):
+            self.math.add(op)
+            return f"cv_{op}_f32({', '.join(args)})"
+        self.libm = True
+        if op == "sigmoid":
+            return f"(1.0 / (1.0 + __builtin_exp(-{args[0]})))"
+        name = {"abs": "fabs", "round": "rint"}.get(op, op)
+        if not E.is_float(dtype):
+            return f"({c_type(dtype)})__builtin_{name}({', '.join(args)})"
+        return f"__builtin_{name}{'' if dtype == 'float64' else 'f'}({', '.join(args)})"
+
+    # --- the file ---
+
+    def prelude(self) -> str:
+        """What the printed functions need before them."""
+        lines = [PRELUDE, _INTEGER_HELPERS]
+        for name, kind in (*C_TYPES.items(), ("idx", "cv_idx")):
+            if name in ("bool", "float16"):
+                continue
+            lines.append(f"static inline {kind} cv_min_{name}({kind} a, {kind} b) {{ return b < a ? b : a; }}")
+            lines.append(f"static inline {kind} cv_max_{name}({kind} a, {kind} b) {{ return a < b ? b : a; }}")
+        lines.append("#define cv_min_bool(a, b) ((a) && (b))\n#define cv_max_bool(a, b) ((a) || (b))")
+        return "\n".join(lines) + "\n" + cmath.text(self.math) + "\n" + "\n".join(self.micros.values())

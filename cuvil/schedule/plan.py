@@ -1,0 +1,273 @@
+"""The schedule of one device: kernels in order, layouts, and the memory plan.
+
+`schedule` is the whole of the middle end in one readable function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from cuvil.ir import expr as E
+from cuvil.ir.expr import Expr
+from cuvil.ir.loops import Accumulate, Declare, Kernel, Micro, Store, expressions, walk
+from cuvil.ir.primitives import Constant, Input, Program, Value, operands, static
+from cuvil.schedule import memory, nest
+from cuvil.schedule.fuse import fuse
+from cuvil.schedule.group import Group, Grouper, internal
+from cuvil.schedule.place import Placer
+from cuvil.schedule.storage import Layout, Storage
+
+
+class Tuner(Protocol):
+    """What a set of tuned kernels offers the scheduler."""
+
+    def prepare(self, program: Program, storage: Storage, placer: Placer) -> None:
+        """Choose layouts, and insert the values that hold operands as a tuned kernel wants them."""
+
+    def build(self, group: Group, storage: Storage, internal: set[Value], name: str) -> Kernel | None:
+        """The tuned kernel of a group, or None where none claims it."""
+
+
+@dataclass
+class Schedule:
+    """What one device runs.
+
+    Attributes:
+        program: the primitives, fused.
+        kernels: in order of execution.
+        storage: layouts and placements.
+        constants: root values with their bytes' offsets in the weights, in order.
+        weights: the bytes.
+        arena: byte offset of each root value in the workspace.
+        arena_bytes: size of the workspace, an expression of the symbolic sizes.
+        lower_bound: bytes that no plan can beat.
+        aliases: roots that share memory with a root they replace in place.
+    """
+
+    program: Program
+    storage: Storage
+    kernels: list[Kernel] = field(default_factory=list)
+    constants: dict[Value, int] = field(default_factory=dict)
+    weights: bytes = b""
+    arena: dict[Value, Expr] = field(default_factory=dict)
+    arena_bytes: Expr = field(default_factory=lambda: E.const(0))
+    lower_bound: int = 0
+    aliases: dict[Value, Value] = field(default_factory=dict)
+
+
+def schedule(program: Program, tuner: Tuner | None = None) -> Schedule:
+    """Fuse, place, group, build loops and plan the memory of a program."""
+    fuse(program)
+    storage = Storage()
+    placer = Placer(program, storage)
+    placer.run()
+    if tuner is not None:
+        tuner.prepare(program, storage, placer)
+    result = Schedule(program, storage)
+    result.kernels = build_kernels(program, storage, placer, tuner)
+    pack_constants(result)
+    plan_memory(result)
+    return result
+
+
+def build_kernels(program: Program, storage: Storage, placer: Placer, tuner: Tuner | None) -> list[Kernel]:
+    """Groups to kernels, with the kernels that borders and joined parts need."""
+    special = {*placer.borders, *placer.joins, *placer.views}
+    grouper = Grouper(program, skip=special)
+    groups = grouper.run()
+    outputs = {*program.outputs, *(storage.root(v) for v in program.outputs)}
+    hosted = set(storage.placements)
+    kernels: list[Kernel] = []
+    made: set[Value] = set()
+
+    def emit_special(value: Value) -> None:
+        """The border of a padded host and the copied parts of a join, once what they read exists."""
+        if value in made:
+            return
+        made.add(value)
+        if value in placer.borders:
+            source, low, fill = placer.borders[value]
+            kernels.append(nest.border(value, source, low, fill, storage, f"border{len(kernels)}"))
+        for part, axis, start in placer.joins.get(value, ()):
+            kernels.append(nest.copy_part(value, part, axis, start, storage, f"copy{len(kernels)}"))
+
+    def need(value: Value) -> None:
+        for source in operands(value):
+            if source in special:
+                need(source)
+                emit_special(source)
+
+    for group in groups:
+        for value in group.members:
+            need(value)
+        inside = internal(group, grouper.readers, outputs) - hosted
+        name = f"k{len(kernels)}"
+        kernel = tuner.build(group, storage, set(inside), name) if tuner is not None else None
+        kernels.append(kernel or nest.build(group, storage, inside, name))
+    for value in program.outputs:
+        if value in special:
+            need(value)
+            emit_special(value)
+    return kernels
+
+
+def constant_bytes(value: Value, layout: Layout) -> bytes:
+    """A constant in its physical layout; what a partial block lacks is zero."""
+    array = value.array
+    if layout.is_row_major:
+        return np.ascontiguousarray(array).tobytes()
+    extents = [static(e) or 0 for e in layout.extents(value.shape)]
+    data = array
+    padded = [n for n in array.shape]
+    for axis, divisor, modulus in layout.dims:
+        if modulus:
+            padded[axis] = -(-padded[axis] // (divisor * modulus)) * divisor * modulus
+    data = np.zeros(padded, array.dtype)
+    data[tuple(slice(0, n) for n in array.shape)] = array
+    factors: list[list[tuple[int, int]]] = [[] for _ in array.shape]
+    for position, (axis, _, _) in enumerate(layout.dims):
+        factors[axis].append((position, extents[position]))
+    shape, order = [], []
+    for axis_factors in factors:
+        ordered = sorted(axis_factors, key=lambda item: -layout.dims[item[0]][1])
+        for position, extent in ordered:
+            order.append(position)
+            shape.append(extent)
+    view = data.reshape(shape)
+    return np.ascontiguousarray(view.transpose([order.index(p) for p in range(len(layout.dims))])).tobytes()
+
+
+def pack_constants(s: Schedule) -> None:
+    """Lay the constants that kernels read one after the other, in order of first use."""
+    chunks: list[bytes] = []
+    offset = 0
+    seen: dict[bytes, int] = {}
+    for kernel in s.kernels:
+        for value in roots_of(kernel, s.storage):
+            if not isinstance(value.definition, Constant) or value in s.constants:
+                continue
+            data = constant_bytes(value, s.storage.layout(value))
+            key = data if len(data) <= 4096 else b""
+            if key and key in seen:
+                s.constants[value] = seen[key]
+                continue
+            s.constants[value] = offset
+            if key:
+                seen[key] = offset
+            padded = memory.aligned(len(data))
+            chunks.append(data + bytes(padded - len(data)))
+            offset += padded
+    s.weights = b"".join(chunks) + bytes(memory.aligned(1) if chunks else 0)
+
+
+def roots_of(kernel: Kernel, storage: Storage) -> list[Value]:
+    """The root values that a kernel's statements touch, each once."""
+    local = {s.target for s in walk(kernel.body) if isinstance(s, Declare)}
+    found: dict[Value, None] = {}
+    for s in walk(kernel.body):
+        touched: list[Value] = []
+        if isinstance(s, (Store, Accumulate)):
+            touched.append(s.target)
+        if isinstance(s, Micro):
+            touched += [v for v, _ in (*s.reads, s.writes)]
+        for e in expressions(s):
+            touched += [n.attr for n in E.loads(e)]
+        for v in touched:
+            if v not in local:
+                found[storage.root(v)] = None
+    return list(found)
+
+
+def plan_memory(s: Schedule) -> None:
+    """Lifetimes of root values over the kernels, in-place reuse, and offsets."""
+    outputs = {s.storage.root(v) for v in s.program.outputs}
+    first: dict[Value, int] = {}
+    last: dict[Value, int] = {}
+    for step, kernel in enumerate(s.kernels):
+        for root in roots_of(kernel, s.storage):
+            if isinstance(root.definition, (Constant, Input)) or root in outputs:
+                continue
+            first.setdefault(root, step)
+            last[root] = step
+    leader: dict[Value, Value] = {}
+
+    def find(v: Value) -> Value:
+        while v in leader:
+            v = leader[v]
+        return v
+
+    for step, kernel in enumerate(s.kernels):
+        for target, source in in_place(kernel, s.storage):
+            if target in first and first[target] == step and source in last and last[find(source)] == step:
+                owner = find(source)
+                leader[target] = owner
+                last[owner] = last[target]
+                s.aliases[target] = source
+                break
+    owners = [v for v in first if v not in leader]
+    sizes = {v: s.storage.elements(v) * E.numpy_dtype(v.dtype).itemsize for v in first}
+    requests = [memory.Request(v.name, sizes[v], first[v], last[v]) for v in owners]
+    arena = memory.plan(requests)
+    offsets = dict(zip(owners, arena.offsets))
+    s.arena = {v: offsets[find(v)] for v in first}
+    s.arena_bytes, s.lower_bound = arena.size, arena.lower_bound
+
+
+def in_place(kernel: Kernel, storage: Storage) -> list[tuple[Value, Value]]:
+    """(written root, read root) pairs where the result may overwrite the operand: same memory size,
+    and every access of the operand is at the address stored to, in the last statement that uses it."""
+    stores = [s for s in walk(kernel.body) if isinstance(s, Store)]
+    if any(isinstance(s, (Accumulate, Micro)) for s in walk(kernel.body)):
+        micro_reads = {
+            storage.root(v) for s in walk(kernel.body) if isinstance(s, Micro) for v, _ in s.reads
+        }
+    else:
+        micro_reads = set()
+    local = {s.target for s in walk(kernel.body) if isinstance(s, Declare)}
+    targets = {storage.root(s.target) for s in stores if s.target not in local}
+    if kernel.tag in ("scan", "opaque", "border", "copy") or len(targets) != 1:
+        return []
+    (target,) = targets
+    writes = [s for s in stores if s.target not in local]
+    if len(writes) != 1:
+        return []
+    write = writes[0]
+    address = storage.address(write.target, write.indices)[1]
+    found = []
+    for source in dict.fromkeys(storage.root(e.attr) for e in E.loads(write.value) if e.attr not in local):
+        same = (
+            source.definition is not None
+            and not isinstance(source.definition, (Constant, Input))
+            and storage.elements(source) is storage.elements(target)
+            and E.numpy_dtype(source.dtype).itemsize == E.numpy_dtype(target.dtype).itemsize
+            and source not in micro_reads
+        )
+        if same and _only_at(kernel, storage, source, address, local, write):
+            found.append((target, source))
+    return found
+
+
+def _only_at(
+    kernel: Kernel, storage: Storage, source: Value, address: Expr, local: set[Value], write: Store
+) -> bool:
+    """Every load of `source` in the kernel is in `write`, at `address`."""
+    for s in walk(kernel.body):
+        for e in expressions(s):
+            for node in E.loads(e):
+                if node.attr in local or storage.root(node.attr) is not source:
+                    continue
+                if s is not write or storage.address(node.attr, node.args)[1] is not address:
+                    return False
+    return True
+
+
+def workspace_bytes(s: Schedule, bindings: Mapping[str, int]) -> int:
+    """The workspace's size when the symbolic sizes are bound."""
+    return E.evaluate(s.arena_bytes, bindings)
+
+
+
