@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -37,6 +38,12 @@ class Site:
         shape = self.shape(index)
         dim = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
         return dim if isinstance(dim, int) else None
+
+    def count(self, index: int) -> int | None:
+        """The number of elements of an input, where it is known."""
+        sizes = self.shape(index)
+        known = [d for d in sizes or () if isinstance(d, int)]
+        return math.prod(known) if sizes is not None and len(known) == len(sizes) else None
 
     def constant(self, index: int) -> np.ndarray | None:
         """The value of a constant input."""

@@ -493,11 +493,9 @@ def _quantized(site: Site) -> None:
             wrong = numbers[~(np.isfinite(numbers) & (numbers > 0))]
             if wrong.size:
                 site.fail(f"scale {wrong[0]:g} is not a positive finite number")
-        scales, zeros = site.shape(scale), site.shape(zero)
-        if scales is not None and zeros is not None and len(scales) != len(zeros):
-            site.fail(f"the zero point has rank {len(zeros)}, the scale has rank {len(scales)}")
-        for axis in range(len(scales or ()) if zeros is not None else 0):
-            site.same("the size of the zero point", site.size(zero, axis), site.size(scale, axis))
+        counts = [site.count(scale), site.count(zero)]
+        if None not in counts and counts[0] != counts[1]:
+            site.fail(f"{counts[1]} zero points for {counts[0]} scales")
     if site.node.op == "QLinearConv":
         _conv(site)
     elif site.node.op == "QLinearMatMul":

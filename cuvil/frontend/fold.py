@@ -15,6 +15,7 @@ from onnx.reference import ReferenceEvaluator
 from cuvil.frontend.onnx_writer import node_to_proto
 from cuvil.frontend.scope import Namer, Scope, constant_flag, definitions, substitute, walk
 from cuvil.frontend.shape_values import Known, as_constant, follow, reshape_target
+from cuvil.frontend.sizes import deduce
 from cuvil.frontend.tensors import byte_size, type_of
 from cuvil.ir.graph import Graph, Node, TensorType, captured
 from cuvil.limits import MAX_FOLD_BYTES
@@ -82,6 +83,10 @@ def _fold(scope: Scope, fresh: Namer) -> bool:
                 graph.types[name] = type_of(array)
             changed = True
             continue
+        better = deduce(node, scope, known)
+        if better is not None:
+            graph.types[node.outputs[0]] = TensorType(graph.types[node.outputs[0]].dtype, better)
+            changed = True
         changed |= _fix_reshape(node, scope, known, fresh)
         nodes.append(node)
     graph.nodes = nodes

@@ -34,6 +34,9 @@ from cuvil.limits import MAX_MODEL_BYTES, MAX_NODES, MAX_SUBGRAPH_DEPTH
 DOMAINS = ("", MICROSOFT)
 """The operator domains that are let through; ``ai.onnx`` is the first one's other name."""
 
+NO_NAMES = ("?", "None", "-1")
+"""What exporters write where a dimension has no name; two of them are not the same size."""
+
 _CONSTANT_FORMS = {
     "value": (AttributeProto.TENSOR, None),
     "sparse_value": (AttributeProto.SPARSE_TENSOR, None),
@@ -184,8 +187,8 @@ class _Reader:
         twice = _first_twice(inputs) or _first_twice([value.name for value in proto.output])
         if twice is not None:
             raise ModelError(f"input or output '{twice}' is listed twice", where)
-        declared = {v.name: _declared(v) for v in (*proto.value_info, *proto.output)}
-        declared |= {v.name: type_from_proto(v.type, f"input '{v.name}'") for v in proto.input}
+        declared = {v.name: _declared(v, allow_negative=False) for v in (*proto.value_info, *proto.output)}
+        declared |= {v.name: _declared(v, allow_negative=depth == 0) for v in proto.input}
         defined = self._defined(proto, [*inputs, *constants], outer, where)
         visible = outer | defined
         nodes = []
@@ -313,12 +316,17 @@ class _Reader:
         return [nodes[i] for i in order]
 
 
-def _declared(value: onnx.ValueInfoProto) -> TensorType | None:
-    """The declared type of an inner value or an output; sizes that say nothing become `UNKNOWN`."""
+def _declared(value: onnx.ValueInfoProto, allow_negative: bool) -> TensorType | None:
+    """The declared type of a value; sizes that say nothing become `UNKNOWN`."""
     known = type_from_proto(value.type, f"value '{value.name}'")
     if known is None or known.shape is None:
         return known
-    dims = (UNKNOWN if is_generated(d) or (isinstance(d, int) and d < 0) else d for d in known.shape)
+    dims = (
+        UNKNOWN
+        if d in NO_NAMES or is_generated(d) or (isinstance(d, int) and d < 0 and not allow_negative)
+        else d
+        for d in known.shape
+    )
     return TensorType(known.dtype, tuple(dims))
 
 

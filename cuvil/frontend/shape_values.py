@@ -36,7 +36,7 @@ def follow(node: Node, scope: Scope, known: Known) -> np.ndarray | None:
     function = _FOLLOW.get(node.op)
     if function is None:
         return None
-    values = [_value(name, scope, known) if name else None for name in node.inputs]
+    values = [followed(name, scope, known) if name else None for name in node.inputs]
     if values[0] is None or all(value is None for value in values):
         return None
     result = function(node, values)
@@ -79,7 +79,8 @@ def _objects(items: Any) -> np.ndarray:
     return array
 
 
-def _value(name: str, scope: Scope, known: Known) -> np.ndarray | None:
+def followed(name: str, scope: Scope, known: Known) -> np.ndarray | None:
+    """The followed value called `name`; small integer constants count."""
     if name in known:
         return known[name]
     value = scope.constant(name)

@@ -67,7 +67,13 @@ def shared_axes(source: Value, reader: Value) -> int:
 
 
 class Grouper:
-    """Merges single values into groups, producers into consumers, first to last."""
+    """Merges single values into groups, producers into consumers, first to last.
+
+    Attributes:
+        readers: the values that read each value.
+        sources, later: what each value depends on and what depends on it, where values that need
+            no group (views, padded hosts) are looked through.
+    """
 
     def __init__(self, program: Program, skip: Iterable[Value] = ()) -> None:
         self.program = program
@@ -99,9 +105,17 @@ class Grouper:
                     opaque[id(d)] = group
             self.group_of[value] = group
         self.readers: dict[Value, list[Value]] = {v: [] for v in program.values}
+        self.sources: dict[Value, list[Value]] = {}
         for value in program.values:
+            through = (self.sources[s] if s in ignored else [s] for s in operands(value))
+            self.sources[value] = list(dict.fromkeys([s for part in through for s in part]))
             for source in operands(value):
                 self.readers[source].append(value)
+        self.later: dict[Value, list[Value]] = {v: [] for v in program.values}
+        for value, sources in self.sources.items():
+            if value not in ignored:
+                for source in sources:
+                    self.later[source].append(value)
 
     def run(self) -> list[Group]:
         for value in list(self.program.values):
@@ -125,7 +139,10 @@ class Grouper:
             return 0
         shared = min(first.shared, second.shared)
         for reader in second.members:
-            for source in operands(reader):
+            direct = operands(reader)
+            for source in self.sources[reader]:
+                if source in first.members and source not in direct:
+                    return 0  # read through a padded host or a view
                 if source in first.members:
                     shared = min(shared, shared_axes(source, reader))
         if shared < 1:
@@ -153,7 +170,7 @@ class Grouper:
     def _path_between(self, first: Group, second: Group) -> bool:
         """`second` depends on `first` through a third group (merging would make a cycle)."""
         last = max(self.position[v] for v in second.members)
-        stack = [r for v in first.members for r in self.readers[v]]
+        stack = [r for v in first.members for r in self.later[v]]
         seen: set[Group] = {first}
         while stack:
             group = self.group_of.get(stack.pop())
@@ -161,7 +178,7 @@ class Grouper:
                 continue
             seen.add(group)
             for v in group.members:
-                for r in self.readers[v]:
+                for r in self.later[v]:
                     target = self.group_of.get(r)
                     if target is second:
                         return True
@@ -189,7 +206,7 @@ class Grouper:
                     continue
                 pending = []
                 for v in group.members:
-                    for source in operands(v):
+                    for source in self.sources[v]:
                         other = self.group_of.get(source)
                         if other is not None and other is not group and other not in done:
                             pending.append(other)

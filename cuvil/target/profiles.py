@@ -44,7 +44,6 @@ def find(name_or_path: str | Path, search: Sequence[str | Path] | None = None) -
 def generic(triple: isa.Triple) -> dict[str, object]:
     """A profile for any machine of `triple`: its baseline instruction set and modest figures."""
     return {
-        "name": str(triple),
         "description": f"any {triple.arch} machine, baseline instruction set",
         "triple": str(triple),
         "devices": {"cpu0": {"kind": "cpu", "isa": isa.BASELINE[triple.arch], "frequency": "1 GHz"}},
@@ -72,7 +71,10 @@ def _source(name: str, folders: Sequence[Path], beside: Path | None = None) -> P
             f"unknown target {quoted(name)}; {suggestion}allowed: {', '.join(valid)}, "
             "a path to a YAML file, or a triple such as aarch64-linux-gnu"
         ) from None
-    return from_plain(generic(triple), f"target {triple}")
+    usual = f"{triple.arch}-unknown-{triple.os}-{triple.abi}"
+    if name != usual and not triple.glibc and usual in names(folders):
+        return _source(usual, folders)
+    return from_plain(generic(triple) | {"name": name}, f"target {name}")
 
 
 @functools.cache

@@ -126,8 +126,12 @@ class Target:
         Args:
             stage: one of `STAGES`.
             device: leave out the other devices; for stages that run once for each device.
+
+        Raises:
+            KeyError: no such device.
+            ValueError: no such stage.
         """
-        chosen = [d for d in self.devices if device in (None, d.name)]
+        chosen = self.devices if device is None else (self.device(device),)
         if stage == "import":
             return {}
         if stage == "partition":

@@ -238,7 +238,7 @@ class _Composer:
         root = self.node(self.next())
         if not isinstance(root.value, dict):
             kind = "the file is empty" if root.value is None else f"found {root.describe()}"
-            raise self.error(f"{kind}; a mapping of keys to values must stand at the top")
+            raise root.error(f"{kind}; a mapping of keys to values must stand at the top")
         self.next()  # the end of the document
         if not isinstance(self.next(), yaml.StreamEndEvent):
             raise self.error("a second document begins here, one is allowed")

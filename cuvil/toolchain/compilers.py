@@ -150,8 +150,8 @@ class Compiler:
             raise ToolchainError("is neither C (.c) nor assembler (.s, .S)", str(source))
         folders = [str(_absolute(d)) for d in include_dirs]
         command = [*self.command, *self.flags(options, assembly=assembly)]
-        if not assembly:  # later maps win, so the longest (innermost) folder comes last
-            command += [f"-ffile-prefix-map={d}=." for d in sorted({str(source.parent), *folders}, key=len)]
+        if not assembly:  # later maps win, and a folder sorts before those in it
+            command += [f"-ffile-prefix-map={d}=." for d in sorted({str(source.parent), *folders})]
         if source.suffix != ".s":
             command += [f"-D{d}" for d in defines]
         return [*command, *(f"-I{d}" for d in folders), "-c", source.name, "-o", str(_absolute(object))]

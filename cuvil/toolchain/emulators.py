@@ -29,9 +29,10 @@ def command(machine: Machine) -> list[str] | None:
     path = shutil.which(name) or shutil.which(f"{name}-static")
     if path is None:
         return None
-    vector = ["-cpu", "rv64,v=true,vext_spec=v1.0"] if machine.arch == "riscv64" and "v" in machine.features else []
+    has_vectors = machine.arch == "riscv64" and "v" in machine.features
+    cpu = ["-cpu", "rv64,v=true,vext_spec=v1.0"] if has_vectors else []
     sysroot = Path("/usr", machine.gnu_triple)
-    return [path, *vector, *(["-L", str(sysroot)] if sysroot.is_dir() else [])]
+    return [path, *cpu, *(["-L", str(sysroot)] if sysroot.is_dir() else [])]
 
 
 def available(machine: Machine) -> bool:
