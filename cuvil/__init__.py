@@ -3,3 +3,12 @@
 from __future__ import annotations
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    """`compile` and `Session`, loaded on first use so that light commands start fast."""
+    if name in ("Session", "compile"):
+        from cuvil import session
+
+        return getattr(session, name)
+    raise AttributeError(f"module 'cuvil' has no attribute {name!r}")

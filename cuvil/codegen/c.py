@@ -123,14 +123,14 @@ class CRenderer:
     """Prints kernels over a storage map.
 
     Attributes:
+        storage: where the values of the kernels being printed live.
         math: float32 functions that the printed kernels use.
         libm: some function of the C library is called.
         micros: text of the micro-kernels used, by name.
-        strict: no alias or loop promises to the compiler (for sanitizers; slower).
     """
 
-    def __init__(self, storage: Storage) -> None:
-        self.storage = storage
+    def __init__(self, storage: Storage | None = None) -> None:
+        self.storage = storage or Storage()
         self.math: set[str] = set()
         self.libm = False
         self.micros: dict[str, str] = {}

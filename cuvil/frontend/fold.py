@@ -13,11 +13,11 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from cuvil.frontend.onnx_writer import node_to_proto
-from cuvil.frontend.scope import Namer, Scope, constant_flag, definitions, substitute, walk
+from cuvil.frontend.scope import Namer, Scope, constant_flag, definitions, substitute, substitute_dims, walk
 from cuvil.frontend.shape_values import Known, as_constant, follow, reshape_target
 from cuvil.frontend.sizes import deduce
 from cuvil.frontend.tensors import byte_size, type_of
-from cuvil.ir.graph import Graph, Node, TensorType, captured
+from cuvil.ir.graph import Dim, Graph, Node, TensorType, captured
 from cuvil.limits import MAX_FOLD_BYTES
 
 NOT_FOLDED = frozenset((
@@ -40,7 +40,9 @@ def fold_constants(graph: Graph) -> bool:
     computed sizes gets constant ones where they can be said, and an If on a constant is replaced
     by its branch.
     """
-    return _fold(Scope(graph), Namer.of_values(graph))
+    folder = _Folder(graph)
+    folder.fold(Scope(graph))
+    return folder.changed
 
 
 def remove_dead_code(graph: Graph) -> None:
@@ -61,36 +63,56 @@ def remove_dead_code(graph: Graph) -> None:
     graph.types = {name: known for name, known in graph.types.items() if name in defined}
 
 
-def _fold(scope: Scope, fresh: Namer) -> bool:
-    graph = scope.graph
-    known: Known = {}
-    nodes: list[Node] = []
-    changed = False
-    queue = graph.nodes[::-1]
-    while queue:
-        node = queue.pop()
-        taken = constant_flag(scope, node, 0) if node.op == "If" and not node.domain else None
-        if taken is not None:
-            queue += _branch(node, graph, fresh, taken)[::-1]
-            changed = True
-            continue
-        for inner in node.subgraphs():
-            changed |= _fold(scope.inner(inner), fresh)
-        results = _known_sizes(node, scope, known) or _evaluate(node, scope)
-        if results:
-            for name, array in results.items():
-                graph.constants[name] = array
-                graph.types[name] = type_of(array)
-            changed = True
-            continue
+class _Folder:
+    def __init__(self, root: Graph) -> None:
+        self.root = root
+        self.fresh = Namer.of_values(root)
+        self.changed = False
+
+    def fold(self, scope: Scope) -> None:
+        graph = scope.graph
+        known: Known = {}
+        nodes: list[Node] = []
+        queue = graph.nodes[::-1]
+        while queue:
+            node = queue.pop()
+            taken = constant_flag(scope, node, 0) if node.op == "If" and not node.domain else None
+            if taken is not None:
+                queue += _branch(node, graph, self.fresh, taken)[::-1]
+                self.changed = True
+                continue
+            for inner in node.subgraphs():
+                self.fold(scope.inner(inner))
+            results = _known_sizes(node, scope, known) or _evaluate(node, scope)
+            if results:
+                for name, array in results.items():
+                    graph.constants[name] = array
+                    graph.types[name] = type_of(array)
+                self.changed = True
+                continue
+            self.deduce_sizes(node, scope, known)
+            self.changed |= _fix_reshape(node, scope, known, self.fresh)
+            nodes.append(node)
+        graph.nodes = nodes
+
+    def deduce_sizes(self, node: Node, scope: Scope, known: Known) -> None:
+        """Replace a symbol that inference made up for a size by what the size is.  Of two symbols
+        that mean the same, the one of a graph input stays."""
         better = deduce(node, scope, known)
-        if better is not None:
-            graph.types[node.outputs[0]] = TensorType(graph.types[node.outputs[0]].dtype, better)
-            changed = True
-        changed |= _fix_reshape(node, scope, known, fresh)
-        nodes.append(node)
-    graph.nodes = nodes
-    return changed
+        if better is None:
+            return
+        fixed = {d for name in self.root.inputs for d in Scope(self.root).shape(name) or ()}
+        equal: dict[str, Dim] = {}
+        for old, new in zip(scope.shape(node.outputs[0]) or (), better):
+            if isinstance(old, str) and old != new and old not in fixed:
+                equal.setdefault(old, new)
+            elif isinstance(new, str) and old != new and new not in fixed:
+                equal.setdefault(new, old)
+        substitute_dims(self.root, equal)
+        for value in known.values():
+            for index, item in np.ndenumerate(value):
+                value[index] = equal.get(item, item) if isinstance(item, str) else item
+        self.changed |= bool(equal)
 
 
 def _known_sizes(node: Node, scope: Scope, known: Known) -> dict[str, np.ndarray] | None:

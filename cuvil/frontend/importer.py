@@ -12,6 +12,10 @@ from cuvil.frontend.onnx_reader import Shapes, read_model
 from cuvil.frontend.opset import upgrade
 from cuvil.ir.graph import Graph
 
+FIRST_FOLDABLE_OPSET = 11
+"""From here on the operators that compute sizes have their arguments where folding looks for them,
+so that the upgrade rules find as many shapes known as possible."""
+
 MAX_ROUNDS = 16
 """Rounds of folding and inference; each makes at least one more value known."""
 
@@ -40,9 +44,16 @@ def canonicalize(graph: Graph) -> None:
     Raises:
         ModelError: a node breaks a rule of its operator.
     """
+    if graph.opset >= FIRST_FOLDABLE_OPSET:
+        _simplify(graph)
     upgrade(graph)
     infer_types(graph)
+    _simplify(graph)
     check_graph(graph)
+    check_strictly(graph)
+
+
+def _simplify(graph: Graph) -> None:
     for _ in range(MAX_ROUNDS):
         changed = fold_constants(graph)
         remove_aliases(graph)
@@ -50,5 +61,3 @@ def canonicalize(graph: Graph) -> None:
         infer_types(graph)
         if not changed:
             break
-    check_graph(graph)
-    check_strictly(graph)

@@ -1,8 +1,9 @@
 """Types and shapes of every value, from onnx's shape inference and what the model declares.
 
 onnx infers with data propagation and names what it cannot know (``unk__0``).  Its result is
-compared with the declarations, which are trusted only where inference knows nothing, and what is
-still unknown then gets a name of its own, so that equal unknown sizes keep equal names.
+compared with the declarations, which are trusted only where inference knows nothing; then it runs
+again with them, until nothing new is learned.  What is still unknown gets a name of its own, after
+the value and axis where it first appears, so that equal unknown sizes keep equal names.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ SMALL_CONSTANT = 1024
 UNKNOWN = ""
 """A dimension of which nothing is known yet."""
 
-_PASSES = 3
+_PASSES = 8
 _GENERATED = re.compile(r"unk__\d+")
 
 
@@ -39,7 +40,8 @@ def infer_types(graph: Graph) -> None:
     """Complete `graph.types` in place, in subgraphs too.
 
     `graph.types` is what the model declares: inputs must be there; other values may be, with
-    `UNKNOWN` dimensions.  Afterwards no dimension is `UNKNOWN`.
+    `UNKNOWN` dimensions.  Afterwards no dimension is `UNKNOWN`.  A symbol that the model declares
+    for a size gives way to what inference finds for that size, everywhere; symbols of inputs stay.
 
     In a subgraph inference wins over a declaration that contradicts it: the body may be a branch
     that is never taken at these sizes.
@@ -48,32 +50,29 @@ def infer_types(graph: Graph) -> None:
         ModelError: a declaration contradicts what inference finds, or a value exceeds
             `MAX_TENSOR_ELEMENTS` or `MAX_RANK`.
     """
-    declared = [inner.types for inner in walk(graph)]
+    stated = [inner.types for inner in walk(graph)]
     for inner in walk(graph):
         inferable = {name for node in inner.nodes if not node.domain for name in node.outputs}
         inner.types = {name: known for name, known in inner.types.items() if name not in inferable}
-    for _ in range(_PASSES):
-        equal: dict[str, Dim] = {}
-        learned = False
-        for inner, inferred, stated in zip(walk(graph), _run(graph), declared):
-            inner.types = {}
-            for name in definitions(inner):
-                if name in inner.constants:
-                    inner.types[name] = type_of(inner.constants[name])
-                    continue
-                try:
-                    merged, more = _merge(name, inferred.get(name), stated.get(name), equal)
-                except ModelError:
-                    if inner is graph:
-                        raise
-                    merged, more = inferred[name], False
-                learned |= more
-                if merged is not None:
-                    inner.types[name] = merged
-        substitute_dims(graph, equal)
-        if not learned:
+    for number in range(_PASSES):
+        merger = _Merger({d for name in graph.inputs for d in graph.types[name].shape or ()})
+        for inner, found, said in zip(walk(graph), _run(graph), stated):
+            inner.types = {
+                name: known
+                for name in definitions(inner)
+                if (
+                    known := merger.merge(inner, name, found.get(name), said.get(name), strict=inner is graph)
+                )
+            }
+        merger.apply(graph)
+        merged = [inner.types for inner in walk(graph)]
+        if number and merged == stated:
             break
-        substitute_dims(graph, dict.fromkeys(_generated(graph), UNKNOWN))
+        stated = merged
+        for inner in walk(graph):
+            inner.types = {name: _informative(name, known) for name, known in inner.types.items()}
+    for inner, types in zip(walk(graph), stated):
+        inner.types = types
     _name_unknowns(graph)
     for inner in walk(graph):
         for name, known in inner.types.items():
@@ -81,25 +80,114 @@ def infer_types(graph: Graph) -> None:
             checked_elements([*sizes, *[1] * (len(known.shape or ()) - len(sizes))], f"value '{name}'")
 
 
+def _informative(name: str, known: TensorType) -> TensorType:
+    """`known` without the dimensions that are only named after the value itself."""
+    if known.shape is None:
+        return known
+    dims = (UNKNOWN if d == f"{name}_d{axis}" or is_generated(d) else d for axis, d in enumerate(known.shape))
+    return TensorType(known.dtype, tuple(dims))
+
+
+class _Merger:
+    """Brings together what inference found and what was stated before, over all values.
+
+    Attributes:
+        fixed: symbols of graph inputs, which never give way.
+        equal: what each other symbol turned out to be.
+    """
+
+    def __init__(self, fixed: set[Dim]) -> None:
+        self.fixed = fixed
+        self.equal: dict[str, Dim] = {}
+
+    def merge(
+        self, graph: Graph, name: str, found: TensorType | None, said: TensorType | None, strict: bool
+    ) -> TensorType | None:
+        """The type of one value.
+
+        Raises:
+            ModelError: `strict` is set and the two contradict each other.
+        """
+        if name in graph.constants:
+            return type_of(graph.constants[name])
+        if found is None or said is None:
+            return found or said
+        where = f"value '{name}'"
+        if found.dtype != said.dtype and strict:
+            raise ModelError(f"declared as {said.dtype}, but its producer makes {found.dtype}", where)
+        if found.shape is None or said.shape is None or found.dtype != said.dtype:
+            return said if found.shape is None and found.dtype == said.dtype else found
+        if len(found.shape) != len(said.shape) or any(
+            isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(found.shape, said.shape)
+        ):
+            if strict:
+                raise ModelError(
+                    f"declared shape {_text(said.shape)} contradicts the real one, {_text(found.shape)}",
+                    where,
+                )
+            return found
+        return TensorType(found.dtype, tuple(self._dim(a, b) for a, b in zip(found.shape, said.shape)))
+
+    def _dim(self, found: Dim, said: Dim) -> Dim:
+        if said == UNKNOWN or is_generated(said) or found == said:
+            return found
+        if found == UNKNOWN:
+            return said
+        if is_generated(found):
+            self._unify(found, said)
+            return said
+        if isinstance(said, str):
+            self._unify(said, found)
+        return found
+
+    def _unify(self, symbol: Dim, meaning: Dim) -> None:
+        """Note that `symbol` is `meaning`; of two symbols that are the same, a fixed one stays."""
+        symbol, meaning = self._resolve(symbol), self._resolve(meaning)
+        if isinstance(symbol, int) or symbol in self.fixed:
+            symbol, meaning = meaning, symbol
+        if isinstance(symbol, str) and symbol not in self.fixed and symbol != meaning:
+            self.equal[symbol] = meaning
+
+    def _resolve(self, dim: Dim) -> Dim:
+        while isinstance(dim, str) and dim in self.equal:
+            dim = self.equal[dim]
+        return dim
+
+    def apply(self, graph: Graph) -> None:
+        """Put into all types of `graph` what the symbols turned out to be."""
+        substitute_dims(graph, {symbol: self._resolve(symbol) for symbol in self.equal})
+
+
 def check_strictly(graph: Graph) -> None:
     """Run onnx's checker and its strict shape and type inference over a finished graph.
 
+    Faults that inference reports from inside a body (a branch that is never taken, the expansion
+    of a function operator) do not count.
+
     Raises:
-        ModelError: either finds a fault; its first line, with the node it names.
+        ModelError: either finds a fault; names the node.
     """
     proto = to_proto(graph, _is_small)
+    for number, node in enumerate(proto.graph.node):
+        node.name = str(number)
     try:
-        onnx.checker.check_model(proto)
+        if all(
+            known is not None and known.shape is not None for known in map(graph.types.get, graph.outputs)
+        ):
+            onnx.checker.check_model(proto)
         shape_inference.infer_shapes(proto, check_type=True, strict_mode=True, data_prop=True)
-    except (onnx.checker.ValidationError, shape_inference.InferenceError) as error:
-        raise ModelError(_one_line(str(error))) from None
-
-
-def _one_line(text: str) -> str:
-    """onnx's message of several lines as one sentence."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    lines = [line for line in lines if not line.startswith(("==>", "Bad node spec"))]
-    return "; ".join(lines[:2]) or "the model is not valid"
+    except onnx.checker.ValidationError as error:
+        message, _, context = str(error).partition("\n\n")
+        found = re.search(r"Bad node spec for node. Name: (\d+) ", context)
+        raise ModelError(
+            " ".join(message.split()), graph.nodes[int(found[1])].where if found else ""
+        ) from None
+    except shape_inference.InferenceError as error:
+        for number, message in re.findall(r"\(op_type:\w+, node name: (\d+)\): (.*)", str(error)):
+            if "(op_type:" not in message:
+                raise ModelError(
+                    message.removeprefix("[ShapeInferenceError] "), graph.nodes[int(number)].where
+                ) from None
 
 
 def _is_small(array: np.ndarray) -> bool:
@@ -118,8 +206,14 @@ def _types(graph: onnx.GraphProto) -> dict[str, TensorType]:
     for value in (*graph.input, *graph.value_info, *graph.output):
         known = type_from_proto(value.type, f"value '{value.name}'")
         if known is not None:
-            types[value.name] = known
+            types[value.name] = known if known.shape is None else _without_negatives(known.dtype, known.shape)
     return types
+
+
+def _without_negatives(dtype: str, shape: Shape) -> TensorType:
+    """A type whose negative sizes, which inference gives to what cannot be, are unknown: `checks`
+    names the node at fault, and a branch that is never taken has none."""
+    return TensorType(dtype, tuple(UNKNOWN if isinstance(d, int) and d < 0 else d for d in shape))
 
 
 def _walk_proto(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
@@ -130,52 +224,8 @@ def _walk_proto(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
                 yield from _walk_proto(attribute.g)
 
 
-def _merge(
-    name: str, inferred: TensorType | None, stated: TensorType | None, equal: dict[str, Dim]
-) -> tuple[TensorType | None, bool]:
-    """What inference and the declaration say together, and whether the declaration added to it."""
-    if inferred is None or stated is None:
-        return inferred or stated, stated is not None
-    where = f"value '{name}'"
-    if inferred.dtype != stated.dtype:
-        raise ModelError(f"declared as {stated.dtype}, but its producer makes {inferred.dtype}", where)
-    if inferred.shape is None or stated.shape is None:
-        return (stated, True) if inferred.shape is None and stated.shape is not None else (inferred, False)
-    if len(inferred.shape) != len(stated.shape):
-        raise _contradiction(where, inferred.shape, stated.shape)
-    learned = False
-    dims: list[Dim] = []
-    for found, said in zip(inferred.shape, stated.shape):
-        if isinstance(found, int) and isinstance(said, int) and found != said:
-            raise _contradiction(where, inferred.shape, stated.shape)
-        unknown = found == UNKNOWN or is_generated(found)
-        if unknown and said != UNKNOWN and not is_generated(said):
-            learned = True
-            if found != UNKNOWN and isinstance(found, str):
-                known = equal.setdefault(found, said)
-                if isinstance(known, str) and isinstance(said, int):
-                    equal[found] = said
-                elif isinstance(known, int) and isinstance(said, int) and known != said:
-                    raise _contradiction(
-                        where, tuple(equal.get(str(d), d) for d in inferred.shape), stated.shape
-                    )
-            found = said
-        dims.append(found)
-    return TensorType(inferred.dtype, tuple(dims)), learned
-
-
-def _contradiction(where: str, inferred: Shape, stated: Shape) -> ModelError:
-    return ModelError(f"declared shape {_text(stated)} contradicts the real one, {_text(inferred)}", where)
-
-
 def _text(shape: Shape) -> str:
     return "[" + ", ".join("?" if d == UNKNOWN else str(d) for d in shape) + "]"
-
-
-def _generated(graph: Graph) -> set[str]:
-    """The dimension names in `graph` that onnx made up."""
-    dims = (d for inner in walk(graph) for known in inner.types.values() for d in known.shape or ())
-    return {d for d in dims if isinstance(d, str) and is_generated(d)}
 
 
 def _name_unknowns(graph: Graph) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import graphlib
 import heapq
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,15 +102,17 @@ def _opset(model: ModelProto) -> int:
     """The version of the default domain that the model asks for."""
     newest = defs.onnx_opset_version()
     versions = {entry.version for entry in model.opset_import if _domain(entry.domain) == ""}
+    if not versions and all(_domain(node.domain) for node in _all_nodes(model.graph.node)):
+        return newest
     if not versions:
         raise ModelError(
-            f"the model imports no version of the default operator domain; 1 to {newest} are supported"
+            f"the model imports no version of the default operator domain, it must be one of 1 to {newest}"
         )
     if len(versions) > 1:
         raise ModelError(f"the model imports opsets {sorted(versions)} of the default domain at once")
     version = int(versions.pop())
     if not 1 <= version <= newest:
-        raise ModelError(f"opset {version} is not supported, only 1 to {newest} are")
+        raise ModelError(f"opset {version} is not supported, it must be one of 1 to {newest}")
     return version
 
 
@@ -149,9 +151,9 @@ def _callee(node: NodeProto) -> tuple[str, str, str]:
     return node.domain, node.op_type, node.overload
 
 
-def _all_nodes(nodes: Sequence[NodeProto]) -> list[NodeProto]:
+def _all_nodes(nodes: Iterable[NodeProto]) -> list[NodeProto]:
     found = list(nodes)
-    for node in nodes:
+    for node in tuple(found):
         for attribute in node.attribute:
             if attribute.HasField("g"):
                 found.extend(_all_nodes(attribute.g.node))

@@ -7,7 +7,7 @@ ConstantOfShape to computed sizes, and on a Slice that takes the whole of a symb
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -119,7 +119,30 @@ def _resize(node: Node, scope: Scope, known: Known, found: Shape) -> Shape | Non
     return tuple(a if np.float32(s) == 1 else c for a, s, c in zip(shape, scales, found))
 
 
+def _window(node: Node, scope: Scope, known: Known, found: Shape) -> Shape | None:
+    """A window that moves by one and is padded by its extent less one keeps the size."""
+    shape = scope.shape(node.inputs[0])
+    kernel: Sequence[Dim] | None = node.attrs.get("kernel_shape")
+    if kernel is None and len(node.inputs) > 1:
+        kernel = (scope.shape(node.inputs[1]) or ())[2:]
+    if shape is None or not kernel or len(kernel) != len(shape) - 2:
+        return None
+    rank = len(kernel)
+    strides, dilations = (node.attrs.get(key, [1] * rank) for key in ("strides", "dilations"))
+    pads = node.attrs.get("pads", [0] * (2 * rank))
+    auto = node.attrs.get("auto_pad", "NOTSET")
+    dims = list(found)
+    for i, size in enumerate(kernel):
+        missing = None if isinstance(size, str) else (size - 1) * dilations[i] - pads[i] - pads[i + rank]
+        if auto == "VALID":
+            missing = None if isinstance(size, str) else (size - 1) * dilations[i]
+        if strides[i] == 1 and (auto.startswith("SAME") or missing == 0):
+            dims[i + 2] = shape[i + 2]
+    return tuple(dims)
+
+
 _DEDUCE: dict[str, Callable[[Node, Scope, Known, Shape], Shape | None]] = {
+    **dict.fromkeys(("Conv", "MaxPool", "AveragePool", "LpPool"), _window),
     "Reshape": _reshape,
     "Expand": _expand,
     "ConstantOfShape": _constant_of_shape,

@@ -59,6 +59,7 @@ def own_output(builder: Builder, program: Program, value: Value, name: str) -> V
     another output already."""
     if value.definition is not None and not value.is_constant and value.scan is None:
         if value not in program.inputs and value not in program.outputs:
+            value.name = name
             return value
     builder.origin = (name,)
     return builder.map(value.shape, lambda *i: E.load(value, i), name)

@@ -46,6 +46,7 @@ class Schedule:
         arena_bytes: size of the workspace, an expression of the symbolic sizes.
         lower_bound: bytes that no plan can beat.
         aliases: roots that share memory with a root they replace in place.
+        lives: first and last kernel that touches each root of the arena (its in-place heirs included).
     """
 
     program: Program
@@ -57,6 +58,7 @@ class Schedule:
     arena_bytes: Expr = field(default_factory=lambda: E.const(0))
     lower_bound: int = 0
     aliases: dict[Value, Value] = field(default_factory=dict)
+    lives: dict[Value, tuple[int, int]] = field(default_factory=dict)
 
 
 def schedule(program: Program, tuner: Tuner | None = None) -> Schedule:
@@ -214,6 +216,7 @@ def plan_memory(s: Schedule) -> None:
     arena = memory.plan(requests)
     offsets = dict(zip(owners, arena.offsets))
     s.arena = {v: offsets[find(v)] for v in first}
+    s.lives = {v: (first[v], last[v]) for v in first}
     s.arena_bytes, s.lower_bound = arena.size, arena.lower_bound
 
 
@@ -268,6 +271,3 @@ def _only_at(
 def workspace_bytes(s: Schedule, bindings: Mapping[str, int]) -> int:
     """The workspace's size when the symbolic sizes are bound."""
     return E.evaluate(s.arena_bytes, bindings)
-
-
-

@@ -16,8 +16,8 @@ from typing import Any
 import yaml
 
 from cuvil.errors import TargetError
-from cuvil.target import isa, units
-from cuvil.target.probe_pcie import probe_pcie
+from cuvil.target import isa, units, yamlfile
+from cuvil.target.probe_pcie import probe_pcie, read_text
 
 Measure = Callable[[str, str, tuple[int, ...]], float]
 """``measure(what, isa, cpus)``: the measured value of ``peak_f32`` (FLOP/s of one core) or ``bandwidth``
@@ -28,32 +28,28 @@ ASSUMED_FREQUENCY = 2e9
 MEMORY_GRAIN = 1 << 26
 """Sizes of memory are rounded down to this: kernels differ in what they keep for themselves."""
 
-_X86_LEVELS: tuple[tuple[str, str, str], ...] = (
+_LEVELS: tuple[tuple[str, str, str], ...] = (
+    # instruction set, the one it builds on, further features in /proc/cpuinfo
     ("x86-64-v2", "x86-64", "cx16 lahf_lm popcnt pni sse4_1 sse4_2 ssse3"),
     ("x86-64-v3", "x86-64-v2", "abm avx avx2 bmi1 bmi2 f16c fma movbe xsave"),
     ("x86-64-v3-vnni", "x86-64-v3", "avx_vnni"),
     ("x86-64-v4", "x86-64-v3", "avx512f avx512bw avx512cd avx512dq avx512vl"),
     ("x86-64-v4-vnni", "x86-64-v4", "avx512_vnni"),
-)
-_ARM64_LEVELS: tuple[tuple[str, str, str], ...] = (
     ("armv8.2-a", "armv8-a", "asimd atomics asimdrdm crc32 dcpop"),
     ("armv8.2-a-dotprod", "armv8.2-a", "asimddp"),
     ("armv8.6-a-i8mm", "armv8.2-a-dotprod", "i8mm bf16 jscvt fcma lrcpc ilrcpc flagm flagm2 sb dcpodp"),
+    ("armv7a-neon-vfpv4", "armv7a-neon", "neon vfpv4"),
+    ("rv64gcv", "rv64gc", "v"),
 )
-_ARM_LEVELS: tuple[tuple[str, str, str], ...] = (("armv7a-neon-vfpv4", "armv7a-neon", "neon vfpv4"),)
 
 
 def best_isa(arch: str, flags: Iterable[str]) -> str:
     """The largest instruction set of `arch` all of whose features are among `flags` (Linux' names)."""
     available = frozenset(flags)
     reached = [isa.BASELINE[arch]]
-    for name, needs, features in {"x86_64": _X86_LEVELS, "aarch64": _ARM64_LEVELS, "arm": _ARM_LEVELS}.get(
-        arch, ()
-    ):
+    for name, needs, features in _LEVELS:
         if needs in reached and available.issuperset(features.split()):
             reached.append(name)
-    if arch == "riscv64" and "v" in available:
-        reached.append("rv64gcv")
     return reached[-1]
 
 
@@ -76,10 +72,9 @@ def probe(root: str | Path = "/", measure: Measure | None = None) -> dict[str, A
     groups: dict[tuple[int, str], list[int]] = {}
     for cpu, block in sorted(blocks.items()):
         node = next((number for number, cpus in nodes.items() if cpu in cpus), min(nodes))
-        groups.setdefault((node, block.get("CPU implementer", "") + block.get("CPU part", "")), []).append(
-            cpu
-        )
-    devices, memories = {}, {}
+        part = block.get("CPU implementer", "") + block.get("CPU part", "")
+        groups.setdefault((node, part), []).append(cpu)
+    devices: dict[str, Any] = {}
     for index, ((node, _), cpus) in enumerate(groups.items() if groups else [((min(nodes), ""), [])]):
         device = _device(root, triple, [blocks[cpu] for cpu in cpus], cpus, measure)
         if len(nodes) > 1:
@@ -87,10 +82,11 @@ def probe(root: str | Path = "/", measure: Measure | None = None) -> dict[str, A
         if len(groups) > 1:
             device["cpus"] = list(cpus)
         devices[f"cpu{index}"] = device
-    for node, cpus in nodes.items():
-        memories[f"node{node}"] = _memory(
-            root, node, list(nodes), tuple(cpus), devices["cpu0"]["isa"], measure
-        )
+    name = devices["cpu0"]["isa"]
+    memories = {
+        f"node{node}": _memory(root, node, list(nodes), tuple(cpus), name, measure)
+        for node, cpus in nodes.items()
+    }
     model = next((block["model name"] for block in blocks.values() if block.get("model name")), triple.arch)
     model = "".join(c for c in " ".join(model.split()) if c.isprintable())[:200]
     profile: dict[str, Any] = {
@@ -107,8 +103,22 @@ def probe(root: str | Path = "/", measure: Measure | None = None) -> dict[str, A
 
 def probe_yaml(root: str | Path = "/", measure: Measure | None = None) -> str:
     """`probe` as the text of a profile that can be kept and edited."""
-    body = yaml.safe_dump(probe(root, measure), sort_keys=False, allow_unicode=True, width=1000)
+    body = yaml.dump(probe(root, measure), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)
     return f"# yaml-language-server: $schema=schema.json\n# Written by cuvil probe; edit it freely.\n{body}"
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes every text that the strict reader would not read back."""
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        try:
+            plain = yamlfile.read_bytes(f"k: {text}\n".encode(), "").plain() == {"k": text}
+        except TargetError:
+            plain = False
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=None if plain else '"')
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
 
 
 def _triple() -> isa.Triple:
@@ -126,18 +136,10 @@ def _triple() -> isa.Triple:
         raise TargetError(f"this machine cannot be a target: {error}", "probe") from None
 
 
-def _read(path: Path) -> str:
-    """The text of a file of ``/proc`` or ``/sys``; empty where it is missing or closed to us."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
-
-
 def _cpuinfo(root: Path) -> dict[int, dict[str, str]]:
     """CPU number -> the fields of its block of ``/proc/cpuinfo``."""
     blocks: dict[int, dict[str, str]] = {}
-    for text in _read(root / "proc/cpuinfo").split("\n\n"):
+    for text in read_text(root / "proc/cpuinfo").split("\n\n"):
         fields = {
             key.strip(): value.strip()
             for key, colon, value in (line.partition(":") for line in text.splitlines())
@@ -163,12 +165,14 @@ def _numa_nodes(root: Path, cpus: list[int]) -> dict[int, list[int]]:
         (root / "sys/devices/system/node").glob("node[0-9]*"), key=lambda f: int(f.name[4:])
     ):
         if _node_bytes(folder):
-            nodes[int(folder.name[4:])] = [cpu for cpu in _numbers(_read(folder / "cpulist")) if cpu in cpus]
+            nodes[int(folder.name[4:])] = [
+                cpu for cpu in _numbers(read_text(folder / "cpulist")) if cpu in cpus
+            ]
     return nodes or {0: cpus}
 
 
 def _node_bytes(folder: Path) -> int:
-    match = re.search(r"MemTotal:\s*(\d+) kB", _read(folder / "meminfo"))
+    match = re.search(r"MemTotal:\s*(\d+) kB", read_text(folder / "meminfo"))
     return int(match[1]) * 1024 if match else 0
 
 
@@ -183,7 +187,7 @@ def _device(
         name = "armv8.2-a-dotprod"  # every Mac of this architecture has it
     folder = root / f"sys/devices/system/cpu/cpu{cpus[0] if cpus else 0}"
     topology = {
-        (_read(path / "physical_package_id"), _read(path / "core_id"))
+        (read_text(path / "physical_package_id"), read_text(path / "core_id"))
         for cpu in cpus
         if (path := root / f"sys/devices/system/cpu/cpu{cpu}/topology").is_dir()
     }
@@ -201,7 +205,7 @@ def _device(
 
 def _frequency(folder: Path, block: dict[str, str]) -> float:
     """Hz: the largest or stated clock, else that of x86's time-stamp counter, else an assumption."""
-    maximum = _read(folder / "cpufreq/cpuinfo_max_freq")
+    maximum = read_text(folder / "cpufreq/cpuinfo_max_freq")
     if maximum.isdigit() and int(maximum):
         return int(maximum) * 1e3
     stated = re.search(r"@ ([0-9.]+)GHz", block.get("model name", ""))
@@ -216,9 +220,9 @@ def _frequency(folder: Path, block: dict[str, str]) -> float:
 def _caches(folder: Path) -> dict[str, str]:
     found = {}
     for index in sorted((folder / "cache").glob("index[0-9]*")):
-        level, size, line = (_read(index / key) for key in ("level", "size", "coherency_line_size"))
+        level, size, line = (read_text(index / key) for key in ("level", "size", "coherency_line_size"))
         match = re.fullmatch(r"(\d+)([KM])", size)
-        if match and _read(index / "type") != "Instruction" and level in "123":
+        if match and read_text(index / "type") != "Instruction" and level in "123":
             value = int(match[1]) << {"K": 10, "M": 20}[match[2]]
             found[{"1": "l1d", "2": "l2", "3": "l3"}[level]] = units.show("bytes", value)
             if line in ("16", "32", "64", "128", "256"):
@@ -230,7 +234,7 @@ def _memory(
     root: Path, node: int, nodes: list[int], cpus: tuple[int, ...], name: str, measure: Measure | None
 ) -> dict[str, Any]:
     folder = root / f"sys/devices/system/node/node{node}"
-    total = re.search(r"MemTotal:\s*(\d+) kB", _read(root / "proc/meminfo"))
+    total = re.search(r"MemTotal:\s*(\d+) kB", read_text(root / "proc/meminfo"))
     size = _node_bytes(folder) or (int(total[1]) * 1024 if total else ASSUMED_MEMORY)
     bandwidth = measure("bandwidth", name, cpus) if measure and cpus else ASSUMED_BANDWIDTH
     memory: dict[str, Any] = {
@@ -239,7 +243,7 @@ def _memory(
         "latency": units.show("time", ASSUMED_LATENCY),
     }
     online = sorted(int(path.name[4:]) for path in folder.parent.glob("node[0-9]*"))
-    distances = dict(zip(online, _numbers(_read(folder / "distance"))))
+    distances = dict(zip(online, _numbers(read_text(folder / "distance"))))
     remote = {
         f"node{other}": {
             "latency": units.show("time", ASSUMED_LATENCY * max(distances.get(other, 20), 10) / 10)

@@ -25,7 +25,7 @@ def probe_pcie(root: Path, memories: list[str]) -> dict[str, Any]:
     names: dict[Path, str] = {}
     for entry in sorted((root / "sys/bus/pci/devices").glob("*")):
         device = entry.resolve()
-        label = _SHOWN_CLASSES.get(_read(device / "class")[:6])
+        label = _SHOWN_CLASSES.get(read_text(device / "class")[:6])
         chain = [p for p in (*reversed(device.parents), device) if re.fullmatch(_ADDRESS, p.name)]
         whole = device.name.endswith(".0")  # further functions share the first one's link
         if (
@@ -45,7 +45,7 @@ def _add(
     port = chain[0]
     if port not in names:
         names[port] = f"root{len(tree['root_ports'])}"
-        node = _read(port / "numa_node")
+        node = read_text(port / "numa_node")
         memory = f"node{node}" if f"node{node}" in memories else memories[0]
         tree["root_ports"][names[port]] = {"memory": memory, "address": port.name}
     upstream = names[port]
@@ -65,15 +65,16 @@ def _link(above: Path, below: Path) -> tuple[int, int] | None:
     """Generation and lanes that both ends of a link can do; None where an end does not say."""
     ends = []
     for end in (above, below):
-        speed = _GENERATIONS.get(_read(end / "max_link_speed").split(" ")[0])
-        width = _read(end / "max_link_width")
+        speed = _GENERATIONS.get(read_text(end / "max_link_speed").split(" ")[0])
+        width = read_text(end / "max_link_width")
         if not speed or width not in ("1", "2", "4", "8", "16"):
             return None
         ends.append((speed, int(width)))
     return min(speed for speed, _ in ends), min(width for _, width in ends)
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """The text of a file of ``/proc`` or ``/sys``; empty where it is missing or closed to us."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

@@ -65,6 +65,7 @@ __all__ = [
     "json_schema",
     "json_schema_text",
     "load",
+    "resolve",
 ]
 
 PROFILE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
@@ -187,7 +188,15 @@ def load(name_or_path: str | Path, search: Sequence[str | Path] | None = None) -
     Raises:
         TargetError: no such profile, or what is wrong in it, with file, line and key path.
     """
-    root = profiles.find(name_or_path, search)
+    return resolve(profiles.find(name_or_path, search))
+
+
+def resolve(root: Node) -> Target:
+    """The target that a profile describes whose ``extends`` has been followed.
+
+    Raises:
+        TargetError: what is wrong in it, with file, line and key path.
+    """
     target = read_record(Target, _without(root, "extends"))
     return _Checker(root, target).resolved()
 

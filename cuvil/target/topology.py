@@ -160,7 +160,7 @@ def fair_share(flows: Sequence[Sequence[E]], capacities: Mapping[E, float]) -> l
             break
         level += step
         left = {edge: room - step * users[edge] for edge, room in left.items()}
-        full = {edge for edge, room in left.items() if users[edge] and room <= 1e-9 * capacities[edge]}
+        full = {e for e, room in left.items() if users[e] and room <= 1e-9 * capacities[e] < math.inf}
         for index in [index for index in growing if full.intersection(flows[index])]:
             rates[index] = level
             growing.remove(index)

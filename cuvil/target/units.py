@@ -38,7 +38,7 @@ _NUMBER = r"[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]{1,2})?"
 
 def pattern(dimension: str) -> str:
     """A regular expression, in ECMA's dialect, for every quantity that `parse` accepts."""
-    return f"^{_NUMBER} ?({'|'.join(UNITS[dimension])})$"
+    return f"^{_NUMBER} *({'|'.join(UNITS[dimension])})$"
 
 
 def parse(dimension: str, text: str) -> float:
@@ -49,7 +49,7 @@ def parse(dimension: str, text: str) -> float:
             number, or a fraction of a byte; the text names the units allowed.
     """
     units = UNITS[dimension]
-    match = re.fullmatch(rf"(-?)({_NUMBER})\s*(?P<unit>.*)", text.strip()[:100])
+    match = re.fullmatch(rf"(-?)({_NUMBER}) *(?P<unit>.*)", text.strip()[:100])
     allowed = f"a {'size' if dimension == 'bytes' else dimension} is a number and one of {', '.join(units)}"
     if not match:
         raise ValueError(f"{text[:60]!r} is not a quantity; {allowed}")

@@ -56,8 +56,14 @@ def test_flags() -> None:
     assert isa.zig_flags(linux, armv8, "cortex_a57")[-1] == "-mcpu=cortex_a57"
     assert isa.gcc_flags(armv8, "cortex_a57") == ("-mcpu=cortex-a57",)
     assert isa.gcc_flags(isa.ISAS["x86-64-v4-vnni"]) == (
-        "-march=x86-64-v4", "-mavx512vnni", "-mprefer-vector-width=512",
-    )  # fmt: skip
+        "-march=x86-64-v4",
+        "-mavx512vnni",
+        "-mprefer-vector-width=512",
+    )
     assert isa.gcc_flags(isa.ISAS["x86-64-v3"], "haswell") == ("-march=haswell",)
     assert isa.gcc_flags(isa.ISAS["armv7e-m"], "cortex_m7+fp_armv8d16sp")[0] == "-mcpu=cortex-m7"
-    assert isa.gcc_flags(isa.ISAS["armv7a-neon-vfpv4"]) == ("-march=armv7-a", "-mfloat-abi=hard", "-mfpu=neon-vfpv4")
+    assert isa.gcc_flags(isa.ISAS["armv7a-neon-vfpv4"]) == (
+        "-march=armv7-a",
+        "-mfloat-abi=hard",
+        "-mfpu=neon-vfpv4",
+    )

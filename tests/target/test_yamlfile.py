@@ -34,9 +34,23 @@ o: yes sir
 p: -4-7
 """
     expected = {
-        "a": True, "b": None, "c": None, "d": -12, "e": 1.5, "f": 1000.0, "g": 0.5, "h": "no", "i": "010",
-        "j": "2024-01-01", "k": "0000:4a:00.0", "l": "1.43 GHz", "m": "0x", "n": 0, "o": "yes sir", "p": "-4-7",
-    }  # fmt: skip
+        "a": True,
+        "b": None,
+        "c": None,
+        "d": -12,
+        "e": 1.5,
+        "f": 1000.0,
+        "g": 0.5,
+        "h": "no",
+        "i": "010",
+        "j": "2024-01-01",
+        "k": "0000:4a:00.0",
+        "l": "1.43 GHz",
+        "m": "0x",
+        "n": 0,
+        "o": "yes sir",
+        "p": "-4-7",
+    }
     plain = read(text).plain()
     assert plain == expected
     assert [type(plain[key]) for key in "adf"] == [bool, int, float]
@@ -46,8 +60,14 @@ def test_source_map() -> None:
     node = read("# comment\na: 1\nb:\n  - x\n  - c: |\n      text\n      more\n    d:\n      2\n")
     assert node.plain() == {"a": 1, "b": ["x", {"c": "text\nmore\n", "d": 2}]}
     assert node.lines() == {
-        (): 2, ("a",): 2, ("b",): 3, ("b", 0): 4, ("b", 1): 5, ("b", 1, "c"): 5, ("b", 1, "d"): 8,
-    }  # fmt: skip
+        (): 2,
+        ("a",): 2,
+        ("b",): 3,
+        ("b", 0): 4,
+        ("b", 1): 5,
+        ("b", 1, "c"): 5,
+        ("b", 1, "d"): 8,
+    }
     assert node.at("b", 1, "d").where == "f.yaml:8: b[1].d"
     assert node.at("b", 7, "missing").where == "f.yaml:3: b"
 
@@ -68,11 +88,13 @@ def test_unquoted_keys_that_look_odd_are_quoted_in_the_key_path() -> None:
         (b"a: 1\nb: x\0\n", "f.yaml:2: control character U+0000"),
         ("a: 1\nb: x\u2028c: 2\n".encode(), "f.yaml:2: control character U+2028"),
         ("a: 1\x85b: 2".encode("latin-1"), "f.yaml:1: not valid UTF-8"),
-        (b"{" * 3000, "f.yaml:1: not valid YAML: "),
+        (b"{" * 3000, "f.yaml:1: a key must be text, found a mapping or list"),
         (b"a: " * 3000, "f.yaml:1: not valid YAML: mapping values are not allowed here"),
-        (b"a: {b: " * 3000, "f.yaml:1: a" + ".b.a" * 0),
         (b"%YAML " + b"9" * 5000 + b".1\n---\na: 1\n", "f.yaml:1: not valid YAML: "),
-        (b"a" * (MAX_YAML_BYTES + 1), f"f.yaml: the file has {MAX_YAML_BYTES + 1} bytes, at most {MAX_YAML_BYTES}"),
+        (
+            b"a" * (MAX_YAML_BYTES + 1),
+            f"f.yaml: the file has {MAX_YAML_BYTES + 1} bytes, at most {MAX_YAML_BYTES}",
+        ),
     ],
 )
 def test_bytes_that_are_no_yaml(data: bytes, message: str) -> None:
@@ -116,8 +138,45 @@ def test_display_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_random_text_gives_a_value_or_a_target_error() -> None:
-    pieces = ["a", "b: ", ":", "- ", "\n", "\n  ", "[", "]", "{", "}", ",", '"', "'", "|", ">-\n", "&a ", "*a", "!", "%", "?"]
-    pieces += ["---\n", "...\n", "#", "\\", '"\\U00110000"', "010", "1e3", "\r", "\x85", "@", "é", "9" * 30, "<<", "~", "no"]
+    pieces = [
+        "a",
+        "b: ",
+        ":",
+        "- ",
+        "\n",
+        "\n  ",
+        "[",
+        "]",
+        "{",
+        "}",
+        ",",
+        '"',
+        "'",
+        "|",
+        ">-\n",
+        "&a ",
+        "*a",
+        "!",
+        "%",
+        "?",
+    ]
+    pieces += [
+        "---\n",
+        "...\n",
+        "#",
+        "\\",
+        '"\\U00110000"',
+        "010",
+        "1e3",
+        "\r",
+        "\x85",
+        "@",
+        "é",
+        "9" * 30,
+        "<<",
+        "~",
+        "no",
+    ]
     rng = random.Random(5)
     accepted = 0
     for _ in range(3000):

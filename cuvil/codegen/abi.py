@@ -1,0 +1,325 @@
+"""The public interface of a compiled model: its header, and the C file that runs all devices.
+
+``int <model>_run(void *workspace, size_t bytes, sizes..., inputs..., outputs...)`` is re-entrant;
+``int infer(sizes..., inputs..., outputs...)`` does the same with a static arena.  Both return 0
+or one of the error codes of the header.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cuvil import __version__, limits
+from cuvil.codegen.c import PRELUDE, c_type
+from cuvil.codegen.names import Namer, comment
+from cuvil.codegen.program import size_symbol
+from cuvil.errors import CuvilError
+from cuvil.ir.expr import numpy_dtype
+
+ERRORS = {
+    "CUVIL_OK": (0, "the outputs are written"),
+    "CUVIL_MISALIGNED": (1, f"the workspace is not aligned to {limits.WORKSPACE_ALIGNMENT} bytes"),
+    "CUVIL_TOO_SMALL": (2, "the workspace is smaller than the model needs for these sizes"),
+    "CUVIL_NULL": (3, "a pointer is null"),
+    "CUVIL_BAD_SIZE": (4, "a symbolic size is negative or beyond the limit"),
+}
+"""Return values of generated functions."""
+
+INFER_ARENA_TARGET = 64 << 20
+"""Bytes that `infer`'s static arena may take when sizes are symbolic; the sizes it admits follow."""
+
+MAX_SYMBOL = 1 << 24
+"""Largest symbolic size that generated code accepts."""
+
+
+@dataclass(frozen=True)
+class Interface:
+    """The generated interface.
+
+    Attributes:
+        source: the orchestrating C file.
+        header: the public header.
+        metadata: names, types, shapes and sizes for tools that load the library, JSON-like.
+    """
+
+    source: str
+    header: str
+    metadata: dict[str, Any]
+
+
+def render(
+    model: str,
+    segments: Sequence[Mapping[str, Any]],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    affinity: Sequence[Sequence[int]] = (),
+) -> Interface:
+    """The interface of `model`.
+
+    Args:
+        model: its identifier.
+        segments: the segments' plans (`program.render`) in order of execution.
+        inputs, outputs: names of the model's tensors, in order.
+        affinity: per segment, the CPUs that it runs on; empty for any.
+
+    Raises:
+        CuvilError: no segment computes an output.
+    """
+    tensors: dict[str, dict[str, Any]] = {}
+    for segment in segments:
+        for t in (*segment["inputs"], *segment["outputs"]):
+            tensors.setdefault(t["name"], dict(t))
+    for name in (*inputs, *outputs):
+        if name not in tensors:
+            raise CuvilError("no device computes it", f"tensor '{name}'")
+    symbols = _symbols(tensors[n] for n in inputs)
+    between = [
+        t["name"] for s in segments for t in s["outputs"] if t["name"] not in outputs
+    ]
+    names = _names(inputs, outputs)
+    writer = _Writer(model, segments, tensors, symbols, list(inputs), list(outputs), between, names, affinity)
+    return Interface(writer.source(), writer.header(), writer.metadata())
+
+
+def _symbols(inputs: Any) -> list[str]:
+    found: dict[str, None] = {}
+    for t in inputs:
+        for n in t["symbolic_shape"]:
+            if isinstance(n, str):
+                found[n] = None
+    return list(found)
+
+
+def _names(inputs: Sequence[str], outputs: Sequence[str]) -> dict[str, str]:
+    namer = Namer()
+    for reserved in ("workspace", "workspace_bytes", "shape"):
+        namer.unique(reserved)
+    result = {n: namer.unique(n, "in") for n in inputs}
+    return result | {f">{n}": namer.unique(n, "out") for n in outputs}
+
+
+class _Writer:
+    def __init__(
+        self,
+        model: str,
+        segments: Sequence[Mapping[str, Any]],
+        tensors: dict[str, dict[str, Any]],
+        symbols: list[str],
+        inputs: list[str],
+        outputs: list[str],
+        between: list[str],
+        names: dict[str, str],
+        affinity: Sequence[Sequence[int]],
+    ) -> None:
+        self.model, self.segments, self.tensors, self.symbols = model, segments, tensors, symbols
+        self.inputs, self.outputs, self.between, self.names = inputs, outputs, between, names
+        self.affinity = list(affinity) or [()] * len(segments)
+
+    # --- pieces ---
+
+    def sizes(self, kind: str = "int64_t") -> list[str]:
+        return [f"{kind} {size_symbol(n)}" for n in self.symbols]
+
+    def pointers(self) -> list[str]:
+        ins = [f"const {c_type(self.tensors[n]['dtype'])} *{self.names[n]}" for n in self.inputs]
+        return ins + [f"{c_type(self.tensors[n]['dtype'])} *{self.names['>' + n]}" for n in self.outputs]
+
+    def run_prototype(self) -> str:
+        parameters = ["void *workspace", "size_t workspace_bytes", *self.sizes(), *self.pointers()]
+        return f"int {self.model}_run({', '.join(parameters)})"
+
+    def infer_prototype(self) -> str:
+        return f"int infer({', '.join([*self.sizes(), *self.pointers()])})"
+
+    def bytes_prototype(self) -> str:
+        return f"size_t {self.model}_workspace_bytes({', '.join(self.sizes()) or 'void'})"
+
+    def shapes_prototype(self) -> str:
+        return f"void {self.model}_output_shapes({', '.join([*self.sizes(), 'int64_t *shape'])})"
+
+    def elements(self, name: str) -> str:
+        return " * ".join(f"({n})" for n in self.tensors[name]["shape"]) or "1"
+
+    def tensor_bytes(self, name: str) -> str:
+        width = _width(self.tensors[name]["dtype"])
+        unit = limits.WORKSPACE_ALIGNMENT
+        return f"((size_t)({self.elements(name)}) * {width} + {unit - 1}) / {unit} * {unit}"
+
+    @property
+    def static_bytes(self) -> int | None:
+        """The workspace's size where nothing is symbolic."""
+        if self.symbols:
+            return None
+        total = sum(_aligned_bytes(self.tensors[n]) for n in self.between)
+        return total + max((int(s["workspace"]) for s in self.segments), default=0)
+
+    # --- files ---
+
+    def header(self) -> str:
+        guard = f"CUVIL_{self.model.upper()}_H"
+        lines = [
+            f"/* {self.model}: generated by Cuvil {__version__}; do not edit. */",
+            f"#ifndef {guard}\n#define {guard}\n#include <stddef.h>\n#include <stdint.h>",
+            '#ifdef __cplusplus\nextern "C" {\n#endif\n',
+            "#ifndef CUVIL_OK",
+        ]
+        lines += [f"#define {name} {code} /* {text} */" for name, (code, text) in ERRORS.items()]
+        lines.append("#endif\n")
+        upper = self.model.upper()
+        if self.static_bytes is not None:
+            lines.append(f"#define {upper}_WORKSPACE_BYTES {self.static_bytes} /* aligned to 64 */")
+        for n in self.inputs:
+            lines.append(self._describe("input", n, self.names[n]))
+        for n in self.outputs:
+            lines.append(self._describe("output", n, self.names[f">{n}"]))
+        lines += [
+            "\n/* Bytes of workspace for the given sizes. */",
+            f"{self.bytes_prototype()};",
+            "\n/* The sizes of all outputs, one after the other. */",
+            f"{self.shapes_prototype()};",
+            "\n/* Runs the model in the given workspace; re-entrant. */",
+            f"{self.run_prototype()};",
+            "\n/* Runs the model in a static arena; one call at a time. */",
+            f"{self.infer_prototype()};",
+            "\n#ifdef __cplusplus\n}\n#endif\n#endif",
+        ]
+        return "\n".join(lines) + "\n"
+
+    def _describe(self, role: str, name: str, identifier_: str) -> str:
+        t = self.tensors[name]
+        shape = ", ".join(comment(str(n)) for n in t["symbolic_shape"])
+        lines = [f"/* {role} {identifier_} ('{comment(name)}'): {t['dtype']} [{shape}] */"]
+        if all(isinstance(n, int) for n in t["shape"]):
+            count = 1
+            for n in t["shape"]:
+                count *= n
+            lines.append(f"#define {self.model.upper()}_{identifier_.upper()}_ELEMENTS {count}")
+        return "\n".join(lines)
+
+    def source(self) -> str:
+        lines = [f"/* {self.model}: generated by Cuvil {__version__}; do not edit. */"]
+        if any(self.affinity):
+            lines.append("#ifdef __linux__\n#define _GNU_SOURCE\n#include <sched.h>\n#endif")
+        lines += [f'#include "{self.model}.h"', PRELUDE, _HELPERS]
+        lines += [f"{s['prototype']};" for s in self.segments]
+        lines.append(self._workspace_function())
+        lines.append(self._shapes_function())
+        lines.append(self._run_function())
+        lines.append(self._infer_function())
+        return "\n".join(lines)
+
+    def _locals(self) -> list[str]:
+        return [f"    (void){size_symbol(n)};" for n in self.symbols]
+
+    def _workspace_function(self) -> str:
+        lines = [f"CV_PUBLIC {self.bytes_prototype()} {{", *self._locals(), "    size_t most = 0, total = 0;"]
+        for n in self.between:
+            lines.append(f"    total += {self.tensor_bytes(n)};")
+        for s in self.segments:
+            lines.append(f"    {{ size_t need = (size_t)({s['workspace']}); if (need > most) most = need; }}")
+        return "\n".join([*lines, "    return total + most;", "}\n"])
+
+    def _shapes_function(self) -> str:
+        lines = [f"CV_PUBLIC {self.shapes_prototype()} {{", *self._locals(), "    (void)shape;"]
+        position = 0
+        for n in self.outputs:
+            for size in self.tensors[n]["shape"]:
+                lines.append(f"    shape[{position}] = {size};")
+                position += 1
+        return "\n".join([*lines, "}\n"])
+
+    def _run_function(self) -> str:
+        lines = [f"CV_PUBLIC {self.run_prototype()} {{"]
+        for n in self.symbols:
+            name = size_symbol(n)
+            lines.append(f"    if ({name} < 0 || {name} > {MAX_SYMBOL}) return CUVIL_BAD_SIZE;")
+        for name in self.names.values():
+            lines.append(f"    if ({name} == NULL) return CUVIL_NULL;")
+        sizes = ", ".join(size_symbol(n) for n in self.symbols)
+        lines += [
+            f"    const size_t need = {self.model}_workspace_bytes({sizes});",
+            "    if (need != 0 && workspace == NULL) return CUVIL_NULL;",
+            f"    if ((uintptr_t)workspace % {limits.WORKSPACE_ALIGNMENT} != 0) return CUVIL_MISALIGNED;",
+            "    if (workspace_bytes < need) return CUVIL_TOO_SMALL;",
+            "    unsigned char *next = (unsigned char *)workspace;",
+        ]
+        place: dict[str, str] = {n: self.names[n] for n in self.inputs}
+        for n in self.outputs:
+            place[n] = self.names[f">{n}"]
+        for i, n in enumerate(self.between):
+            kind = c_type(self.tensors[n]["dtype"])
+            lines += [f"    {kind} *const m{i} = ({kind} *)next;", f"    next += {self.tensor_bytes(n)};"]
+            place[n] = f"m{i}"
+        for s, cpus in zip(self.segments, self.affinity):
+            arguments = ["next", *(size_symbol(n) for n in s["symbols"])]
+            arguments += [place[t["name"]] for t in (*s["inputs"], *s["outputs"])]
+            call = f"{s['symbol']}({', '.join(arguments)});"
+            if cpus:
+                mask = " ".join(f"CPU_SET({c}, &set);" for c in cpus)
+                lines += [
+                    "#ifdef __linux__",
+                    "    { cpu_set_t old, set; CPU_ZERO(&set);",
+                    f"      {mask}",
+                    "      const int bound = sched_getaffinity(0, sizeof old, &old) == 0"
+                    " && sched_setaffinity(0, sizeof set, &set) == 0;",
+                    f"      {call}",
+                    "      if (bound) sched_setaffinity(0, sizeof old, &old); }",
+                    "#else",
+                    f"    {call}",
+                    "#endif",
+                ]
+            else:
+                lines.append(f"    {call}")
+        return "\n".join([*lines, "    return CUVIL_OK;", "}\n"])
+
+    def _infer_function(self) -> str:
+        arguments = [size_symbol(n) for n in self.symbols]
+        arguments += [*(self.names[n] for n in self.inputs), *(self.names[f">{n}"] for n in self.outputs)]
+        need = self.static_bytes
+        amount = str(max(need, 1)) if need is not None else f"{self.model.upper()}_INFER_ARENA_BYTES"
+        lines = []
+        if need is None:
+            lines += [f"#ifndef {amount}", f"#define {amount} {INFER_ARENA_TARGET}", "#endif"]
+        lines += [
+            f"CV_PUBLIC {self.infer_prototype()} {{",
+            f"    static unsigned char arena[{amount}] CV_ALIGN64;",
+            f"    return {self.model}_run({', '.join(['arena', 'sizeof arena', *arguments])});",
+            "}\n",
+        ]
+        return "\n".join(lines)
+
+    def metadata(self) -> dict[str, Any]:
+        def tensor(name: str) -> dict[str, Any]:
+            t = self.tensors[name]
+            return {"name": name, "dtype": t["dtype"], "shape": t["symbolic_shape"]}
+
+        return {
+            "model": self.model,
+            "symbols": self.symbols,
+            "inputs": [tensor(n) for n in self.inputs],
+            "outputs": [tensor(n) for n in self.outputs],
+            "workspace_bytes": self.static_bytes,
+        }
+
+
+def _width(dtype: str) -> int:
+    return numpy_dtype(dtype).itemsize
+
+
+def _aligned_bytes(tensor: Mapping[str, Any]) -> int:
+    count = 1
+    for n in tensor["shape"]:
+        count *= int(n)
+    unit = limits.WORKSPACE_ALIGNMENT
+    return -(-count * _width(tensor["dtype"]) // unit) * unit
+
+
+_HELPERS = """#define CV_PUBLIC __attribute__((visibility("default")))
+static inline cv_idx cv_min_idx(cv_idx a, cv_idx b) { return b < a ? b : a; }
+static inline cv_idx cv_max_idx(cv_idx a, cv_idx b) { return a < b ? b : a; }
+static inline int64_t cv_floordiv(int64_t a, int64_t b) {
+    return b == 0 ? 0 : a / b - ((a % b != 0) & ((a < 0) != (b < 0)));
+}
+"""

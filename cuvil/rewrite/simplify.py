@@ -1,0 +1,158 @@
+"""Rewrites of the graph before anything is placed: named rules, each with the test that lets it fire."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from cuvil.ir.graph import Graph, Node, TensorType
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rewrite of the graph around one node; returns True where it fired."""
+
+    name: str
+    apply: Callable[[Graph, Node], bool]
+
+
+def simplify(graph: Graph, rules: tuple[Rule, ...] | None = None) -> dict[str, int]:
+    """Apply all rules until none fires; returns how often each did."""
+    counts: dict[str, int] = {}
+    changed = True
+    while changed:
+        changed = False
+        for rule in rules or RULES:
+            for node in list(graph.nodes):
+                if rule.apply(graph, node):
+                    counts[rule.name] = counts.get(rule.name, 0) + 1
+                    changed = True
+    used = {n for node in graph.nodes for n in node.inputs} | set(graph.outputs)
+    used |= {n for node in graph.nodes for g in node.subgraphs() for n in _names(g)}
+    graph.constants = {n: a for n, a in graph.constants.items() if n in used}
+    return counts
+
+
+def _names(graph: Graph) -> set[str]:
+    found = {n for node in graph.nodes for n in node.inputs} | set(graph.outputs)
+    for node in graph.nodes:
+        for g in node.subgraphs():
+            found |= _names(g)
+    return found
+
+
+def _only_reader(graph: Graph, name: str) -> Node | None:
+    """The node that alone reads `name`, if there is one and it is no output."""
+    if name in graph.outputs:
+        return None
+    readers = graph.consumers().get(name, [])
+    return readers[0] if len(readers) == 1 else None
+
+
+def _new_constant(graph: Graph, stem: str, array: np.ndarray) -> str:
+    name, n = stem, 0
+    while name in graph.constants or name in graph.types:
+        n += 1
+        name = f"{stem}_{n}"
+    graph.constants[name] = array
+    graph.types[name] = TensorType(str(array.dtype), tuple(array.shape))
+    return name
+
+
+def fold_batch_normalization(graph: Graph, conv: Node) -> bool:
+    """Convolution, then BatchNormalization: the scale moves into the weights, the shift into the bias."""
+    if conv.op not in ("Conv", "ConvTranspose") or conv.domain or conv.inputs[1] not in graph.constants:
+        return False
+    bn = _only_reader(graph, conv.outputs[0])
+    if bn is None or bn.op != "BatchNormalization" or any(n not in graph.constants for n in bn.inputs[1:5]):
+        return False
+    if len(conv.inputs) > 2 and conv.inputs[2] and conv.inputs[2] not in graph.constants:
+        return False
+    if conv.op == "ConvTranspose" and conv.attrs.get("group", 1) != 1:
+        return False
+    scale, shift, mean, variance = (graph.constants[n].astype(np.float64) for n in bn.inputs[1:5])
+    factor = scale / np.sqrt(variance + bn.attrs.get("epsilon", 1e-5))
+    weights = graph.constants[conv.inputs[1]]
+    axis = 0 if conv.op == "Conv" else 1
+    shape = [-1 if k == axis else 1 for k in range(weights.ndim)]
+    bias = graph.constants[conv.inputs[2]].astype(np.float64) if len(conv.inputs) > 2 and conv.inputs[2] else 0.0
+    new_weights = (weights.astype(np.float64) * factor.reshape(shape)).astype(weights.dtype)
+    new_bias = ((bias - mean) * factor + shift).astype(weights.dtype)
+    conv.inputs[1:] = [
+        _new_constant(graph, f"{conv.inputs[1]}.bn", new_weights),
+        _new_constant(graph, f"{conv.outputs[0]}.bias", new_bias),
+    ]
+    conv.outputs = [bn.outputs[0]]
+    graph.nodes.remove(bn)
+    return True
+
+
+def fold_scale(graph: Graph, conv: Node) -> bool:
+    """Convolution, then a per-channel constant added or multiplied: it moves into the weights."""
+    if conv.op != "Conv" or conv.domain or conv.inputs[1] not in graph.constants:
+        return False
+    node = _only_reader(graph, conv.outputs[0])
+    if node is None or node.op not in ("Add", "Mul") or node.domain:
+        return False
+    other = next((n for n in node.inputs if n != conv.outputs[0]), "")
+    weights = graph.constants[conv.inputs[1]]
+    array = graph.constants.get(other)
+    if array is None or array.dtype != weights.dtype or array.ndim > weights.ndim:
+        return False
+    full = array.reshape((1,) * (weights.ndim - array.ndim) + array.shape)
+    if full.size not in (1, full.shape[1]) or full.shape[1] not in (1, weights.shape[0]):
+        return False
+    channel = np.broadcast_to(full.reshape(-1), (weights.shape[0],)).astype(np.float64)
+    has_bias = len(conv.inputs) > 2 and conv.inputs[2]
+    if has_bias and conv.inputs[2] not in graph.constants:
+        return False
+    bias = graph.constants[conv.inputs[2]].astype(np.float64) if has_bias else np.zeros(weights.shape[0])
+    if node.op == "Mul":
+        shape = [-1] + [1] * (weights.ndim - 1)
+        scaled = (weights * channel.reshape(shape)).astype(weights.dtype)
+        conv.inputs[1] = _new_constant(graph, f"{conv.inputs[1]}.scaled", scaled)
+        bias = bias * channel
+    else:
+        bias = bias + channel
+    conv.inputs[2:] = [_new_constant(graph, f"{conv.outputs[0]}.bias", bias.astype(weights.dtype))]
+    conv.outputs = [node.outputs[0]]
+    graph.nodes.remove(node)
+    return True
+
+
+RULES = (
+    Rule("fold-batch-normalization", fold_batch_normalization),
+    Rule("fold-scale", fold_scale),
+)
+
+
+def channels_last(graph: Graph) -> None:
+    """Give every input and output of rank 4 in NHWC order, by transposes at the edges."""
+    for position, name in enumerate(graph.inputs):
+        kind = graph.types[name]
+        if kind.shape is None or len(kind.shape) != 4:
+            continue
+        n, c, h, w = kind.shape
+        inner = f"{name}.nchw"
+        graph.types[inner] = kind
+        for node in graph.nodes:
+            node.inputs = [inner if i == name else i for i in node.inputs]
+        graph.outputs = [inner if o == name else o for o in graph.outputs]
+        graph.types[name] = TensorType(kind.dtype, (n, h, w, c))
+        graph.nodes.insert(0, Node("Transpose", [name], [inner], {"perm": [0, 3, 1, 2]}, f"{name}.to_nchw"))
+        assert graph.inputs[position] == name
+    for position, name in enumerate(graph.outputs):
+        kind = graph.types[name]
+        if kind.shape is None or len(kind.shape) != 4:
+            continue
+        n, c, h, w = kind.shape
+        inner = f"{name}.nchw"
+        graph.types[inner] = kind
+        for node in graph.nodes:
+            node.inputs = [inner if i == name else i for i in node.inputs]
+            node.outputs = [inner if o == name else o for o in node.outputs]
+        graph.types[name] = TensorType(kind.dtype, (n, h, w, c))
+        graph.nodes.append(Node("Transpose", [inner], [name], {"perm": [0, 2, 3, 1]}, f"{name}.to_nhwc"))
+        assert graph.outputs[position] == name

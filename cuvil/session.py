@@ -1,0 +1,236 @@
+"""Compiled models in Python, with onnxruntime's interface."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cuvil import limits, stages
+from cuvil.codegen.abi import ERRORS
+from cuvil.codegen.names import identifier
+from cuvil.errors import CuvilError
+from cuvil.frontend.onnx_writer import write_model
+from cuvil.ir.expr import numpy_dtype
+from cuvil.ir.graph import Graph
+from cuvil.target.schema import Target, load
+
+_ORT_TYPES = {"float32": "float", "float64": "double", "bool": "bool", "string": "string"}
+
+
+@dataclass(frozen=True)
+class NodeArg:
+    """An input or output: `name`, `type` (``tensor(float)``), `shape` (numbers and names)."""
+
+    name: str
+    type: str
+    shape: list[int | str]
+
+
+class Session:
+    """A compiled model that is loaded.
+
+    Args:
+        library: the shared library.
+        metadata: the JSON file beside the generated code (``<model>.json``).
+    """
+
+    def __init__(self, library: Path, metadata: Path) -> None:
+        info = json.loads(metadata.read_text())
+        self.library = library
+        self.model: str = info["model"]
+        self._symbols: list[str] = info["symbols"]
+        self._inputs, self._outputs = info["inputs"], info["outputs"]
+        self._keep: object = None
+        self.target: Target | None = None
+        handle = ctypes.CDLL(str(library))
+        self._run = getattr(handle, f"{self.model}_run")
+        self._bytes = getattr(handle, f"{self.model}_workspace_bytes")
+        self._bytes.restype = ctypes.c_size_t
+        self._shapes = getattr(handle, f"{self.model}_output_shapes")
+        self._workspace = np.zeros(0, np.uint8)
+
+    def get_inputs(self) -> list[NodeArg]:
+        """The inputs in the model's order."""
+        return [_argument(t) for t in self._inputs]
+
+    def get_outputs(self) -> list[NodeArg]:
+        """The outputs in the model's order."""
+        return [_argument(t) for t in self._outputs]
+
+    def workspace_bytes(self, **sizes: int) -> int:
+        """Bytes of workspace for the given symbolic sizes."""
+        return int(self._bytes(*self._size_arguments(sizes)))
+
+    def run(
+        self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: object = None
+    ) -> list[np.ndarray]:
+        """Run the model.
+
+        Args:
+            output_names: the outputs wanted, all where None.
+            input_feed: an array per input.
+            run_options: ignored; there for onnxruntime's signature.
+
+        Raises:
+            CuvilError: a missing or unknown name, a wrong type or shape.
+        """
+        outputs, call = self._prepare(input_feed)
+        _check(call())
+        by_name = dict(zip((t["name"] for t in self._outputs), outputs))
+        if output_names is None:
+            return outputs
+        for name in output_names:
+            if name not in by_name:
+                raise CuvilError(f"is no output; the outputs are {', '.join(by_name)}", repr(name))
+        return [by_name[name] for name in output_names]
+
+    def benchmark(self, input_feed: Mapping[str, Any], repeats: int) -> list[float]:
+        """Seconds of each of `repeats` calls of the library alone, without Python's share."""
+        _, call = self._prepare(input_feed)
+        seconds = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            call()
+            seconds.append(time.perf_counter() - start)
+        return seconds
+
+    def _prepare(self, feeds: Mapping[str, Any]) -> tuple[list[np.ndarray], Callable[[], int]]:
+        names = [t["name"] for t in self._inputs]
+        unknown = [n for n in feeds if n not in names]
+        if unknown:
+            raise CuvilError(f"is no input; the inputs are {', '.join(names)}", repr(unknown[0]))
+        sizes: dict[str, int] = {}
+        arrays = [self._array(t, feeds, sizes) for t in self._inputs]
+        numbers = self._size_arguments(sizes)
+        rank = sum(len(t["shape"]) for t in self._outputs)
+        flat = (ctypes.c_int64 * max(rank, 1))()
+        self._shapes(*numbers, flat)
+        outputs, position = [], 0
+        for t in self._outputs:
+            shape = tuple(flat[position : position + len(t["shape"])])
+            position += len(shape)
+            outputs.append(np.empty(shape, numpy_dtype(t["dtype"])))
+        need = int(self._bytes(*numbers))
+        unit = limits.WORKSPACE_ALIGNMENT
+        if self._workspace.size < need + unit:
+            self._workspace = np.empty(need + unit, np.uint8)
+        base = -(-self._workspace.ctypes.data // unit) * unit
+        pointers = [ctypes.c_void_p(a.ctypes.data) for a in (*arrays, *outputs)]
+        run, arguments = self._run, (ctypes.c_void_p(base), ctypes.c_size_t(need), *numbers, *pointers)
+
+        def call(keep: object = (arrays, outputs)) -> int:
+            return int(run(*arguments))
+
+        return outputs, call
+
+    def _size_arguments(self, sizes: Mapping[str, int]) -> list[ctypes.c_int64]:
+        missing = [n for n in self._symbols if n not in sizes]
+        if missing:
+            raise CuvilError("the size is not given", f"dimension '{missing[0]}'")
+        return [ctypes.c_int64(sizes[n]) for n in self._symbols]
+
+    def _array(self, t: Mapping[str, Any], feeds: Mapping[str, Any], sizes: dict[str, int]) -> np.ndarray:
+        name = t["name"]
+        if name not in feeds:
+            raise CuvilError("is missing from the feed", f"input '{name}'")
+        array = np.asarray(feeds[name])
+        if array.dtype != numpy_dtype(t["dtype"]):
+            raise CuvilError(f"has type {array.dtype}, {t['dtype']} is expected", f"input '{name}'")
+        fits = array.ndim == len(t["shape"])
+        for size, wanted in zip(array.shape, t["shape"]):
+            fits = fits and size == (wanted if isinstance(wanted, int) else sizes.setdefault(wanted, size))
+        if not fits:
+            raise CuvilError(f"has shape {list(array.shape)}, {t['shape']} is expected", f"input '{name}'")
+        return np.ascontiguousarray(array)
+
+
+def _argument(t: Mapping[str, Any]) -> NodeArg:
+    return NodeArg(t["name"], f"tensor({_ORT_TYPES.get(t['dtype'], t['dtype'])})", list(t["shape"]))
+
+
+def _check(code: int) -> None:
+    if code:
+        text = next((f"{name}: {text}" for name, (number, text) in ERRORS.items() if number == code), str(code))
+        raise CuvilError(f"the library returned {text}")
+
+
+def compile(
+    model: str | Path,
+    target: str | Path | Target = "host",
+    threads: int = 1,
+    shapes: stages.Shapes | None = None,
+    quantization: str = "none",
+    calibration: str | Path | Mapping[str, np.ndarray] | None = None,
+    io_format: str = "nchw",
+    output: str | Path | None = None,
+    tuned: bool = True,
+    progress: stages.Progress | None = None,
+) -> Session:
+    """Compile an ONNX model and load it.
+
+    Args:
+        model: the ``.onnx`` file.
+        target: a profile's name, file or `Target`; it must run on this machine.
+        threads: worker threads of each device.
+        shapes: sizes (or new names) of dimensions, by input.
+        quantization: ``none``, ``int8``, or ``profile`` for what the profile says.
+        calibration: an ``.npz`` file or arrays by input name, samples on the first axis.
+        io_format: ``nchw`` or ``nhwc``.
+        output: a folder that keeps all artefacts; a temporary one where None.
+        tuned: False switches all tuned kernels off.
+
+    Raises:
+        CuvilError: what is wrong with the model, the profile or the machine.
+    """
+    path = Path(model)
+    profile = configure(target if isinstance(target, Target) else load(target), threads, quantization)
+    keep: object = None
+    if output is None:
+        keep = tempfile.TemporaryDirectory(prefix="cuvil-")
+        output = keep.name
+    folder = Path(output)
+    out = stages.layout(folder, identifier(path.stem, "model"), profile)
+    data: Path | None = None
+    if isinstance(calibration, Mapping):
+        folder.mkdir(parents=True, exist_ok=True)
+        data = folder / "calibration.npz"
+        np.savez(data, **dict(calibration))
+    elif calibration is not None:
+        data = Path(calibration)
+    stages.run_all(path, out, profile, shapes, io_format, data, progress, tuned)
+    session = Session(out.libraries[1], out.interface["json"])
+    session._keep, session.target = keep, profile
+    return session
+
+
+def configure(target: Target, threads: int, quantization: str) -> Target:
+    """`target` with `threads` on every CPU and the quantization mode asked for."""
+    if threads < 1:
+        raise CuvilError("at least 1 thread is needed", f"threads {threads}")
+    if quantization not in ("none", "int8", "profile"):
+        raise CuvilError("is no quantization mode; none, int8 and profile are", repr(quantization))
+    devices = tuple(replace(d, threads=threads) if d.kind == "cpu" else d for d in target.devices)
+    chosen = target.quantization
+    if quantization != "profile":
+        chosen = replace(chosen, mode=quantization, devices={})
+    return replace(target, devices=devices, quantization=chosen)
+
+
+def evaluate_graph(
+    graph: Graph, batches: Sequence[Mapping[str, np.ndarray]], model: str, progress: stages.Progress | None
+) -> list[dict[str, np.ndarray]]:
+    """The outputs of `graph` for each batch, computed by compiling it for this machine."""
+    with tempfile.TemporaryDirectory(prefix="cuvil-") as folder:
+        path = Path(folder) / f"{model}.onnx"
+        write_model(graph, path)
+        session = compile(path, output=Path(folder) / "out", progress=progress)
+        names = [t.name for t in session.get_outputs()]
+        return [dict(zip(names, session.run(None, batch))) for batch in batches]
