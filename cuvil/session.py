@@ -224,13 +224,11 @@ def configure(target: Target, threads: int, quantization: str) -> Target:
     return replace(target, devices=devices, quantization=chosen)
 
 
-def evaluate_graph(
-    graph: Graph, batches: Sequence[Mapping[str, np.ndarray]], model: str, progress: stages.Progress | None
-) -> list[dict[str, np.ndarray]]:
-    """The outputs of `graph` for each batch, computed by compiling it for this machine."""
+def evaluate_graph(graph: Graph, model: str) -> Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]:
+    """Compile `graph` for this machine; the result computes its outputs, by name, from feeds."""
     with tempfile.TemporaryDirectory(prefix="cuvil-") as folder:
         path = Path(folder) / f"{model}.onnx"
         write_model(graph, path)
-        session = compile(path, output=Path(folder) / "out", progress=progress)
-        names = [t.name for t in session.get_outputs()]
-        return [dict(zip(names, session.run(None, batch))) for batch in batches]
+        session = compile(path)
+    names = [t.name for t in session.get_outputs()]
+    return lambda feeds: dict(zip(names, session.run(None, feeds)))

@@ -165,7 +165,7 @@ def run_quantize(
     if any(modes.get(d) == "int8" for d in out.devices):
         graph = read_model(out.graph)
         placed = {d: read_model(out.placed(d)) for d in out.devices}
-        run = evaluator(out.model, progress)
+        run = evaluator(out.model)
         report |= quantizer.quantize(graph, placed, target, calibration, run, progress)
         for device, g in placed.items():
             write_model(g, out.quantized(device))
@@ -293,11 +293,8 @@ def run_all(
     run_cc_model(out, target.slice("cc"), progress)
 
 
-def evaluator(model: str, progress: Progress | None = None) -> quantizer.Evaluator:
-    """A function that runs graphs by compiling them for this machine; what calibration uses."""
+def evaluator(model: str) -> quantizer.Evaluator:
+    """A function that compiles graphs for this machine to run them; what calibration uses."""
     from cuvil.session import evaluate_graph
 
-    def run(graph: Graph, batches: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        return evaluate_graph(graph, batches, model, progress)
-
-    return run
+    return lambda graph: evaluate_graph(graph, model)

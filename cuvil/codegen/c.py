@@ -126,6 +126,7 @@ class CRenderer:
         storage: where the values of the kernels being printed live.
         math: float32 functions that the printed kernels use.
         libm: some function of the C library is called.
+        half: float16 values are compared.
         micros: text of the micro-kernels used, by name.
     """
 
@@ -133,6 +134,7 @@ class CRenderer:
         self.storage = storage or Storage()
         self.math: set[str] = set()
         self.libm = False
+        self.half = False
         self.micros: dict[str, str] = {}
         self.scope = Scope()
 
@@ -282,7 +284,7 @@ class CRenderer:
         return [*lines, pad + head, *self._block(s.body, depth + 1), f"{pad}}}"]
 
     def _declare(self, target: Value) -> str:
-        name = f"t{len(self.scope.locals)}"
+        name = f"u{len(self.scope.locals)}"
         self.scope.locals[target] = name
         if not target.shape:
             return f"{c_type(target.dtype)} {name};"
@@ -334,7 +336,7 @@ class CRenderer:
             if worth and node.dtype == E.INDEX and node.op in ("affine",) and len(node.args) == 1:
                 worth = False
             if worth and (node in safe or not self._may_fault(node)):
-                name = f"x{self.scope.temporaries}"
+                name = f"h{self.scope.temporaries}"
                 self.scope.temporaries += 1
                 kind = "cv_idx" if node.dtype == E.INDEX and not E.loads(node) else c_type(node.dtype)
                 lines.append(f"{pad}const {kind} {name} = {self.expression(node)};")
@@ -448,6 +450,7 @@ class CRenderer:
         """The larger or smaller of two; a NaN on the left stays."""
         if e.dtype == E.INDEX and not E.loads(e):
             return f"cv_{op}_idx({args[0]}, {args[1]})"
+        self.half = self.half or e.dtype == "float16"
         return f"cv_{op}_{e.dtype}({args[0]}, {args[1]})"
 
     def _call(self, e: Expr, args: list[str]) -> str:
@@ -473,7 +476,7 @@ class CRenderer:
         """What the printed functions need before them."""
         lines = [PRELUDE, _INTEGER_HELPERS]
         for name, kind in (*C_TYPES.items(), ("idx", "cv_idx")):
-            if name in ("bool", "float16"):
+            if name == "bool" or (name == "float16" and not self.half):
                 continue
             lines.append(f"static inline {kind} cv_min_{name}({kind} a, {kind} b) {{ return b < a ? b : a; }}")
             lines.append(f"static inline {kind} cv_max_{name}({kind} a, {kind} b) {{ return a < b ? b : a; }}")

@@ -50,9 +50,9 @@ class Site:
         return self.scope.constant(self.node.inputs[index]) if self.has(index) else None
 
     def integers(self, index: int) -> list[int] | None:
-        """The value of a constant input as a flat list of integers."""
+        """The value of a constant input of integers as a flat list."""
         value = self.constant(index)
-        return None if value is None else [int(v) for v in value.reshape(-1)]
+        return None if value is None or value.dtype.kind not in "iu" else [int(v) for v in value.reshape(-1)]
 
     def attr(self, key: str, default: Any = None) -> Any:
         """An attribute or its default."""

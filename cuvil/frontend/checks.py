@@ -89,10 +89,10 @@ def _conv(site: Site) -> None:
     weights = 3 if site.node.op == "QLinearConv" else 1
     bias = {"Conv": 2, "QLinearConv": 8, "DeformConv": 3}.get(site.node.op, len(site.node.inputs))
     group = _group(site)
-    shape, kernel = site.shape(weights), _kernel(site, weights)
-    _window(site, kernel, must_fit=True)
-    if shape is not None and site.shape(0) is not None:
-        site.same("the rank of the weights", len(shape), len(site.shape(0) or ()))
+    given, shape = site.shape(0), site.shape(weights)
+    if given is not None and shape is not None:
+        site.same("the rank of the weights", len(shape), len(given))
+    _window(site, _kernel(site, weights), must_fit=True)
     channels, per_group, maps = site.size(0, 1), site.size(weights, 1), site.size(weights, 0)
     if channels is not None and per_group is not None and channels != per_group * group:
         site.fail(
@@ -289,14 +289,14 @@ def _resize(site: Site) -> None:
         site.fail("exactly one of scales and sizes must be given")
     scales, sizes = site.constant(2), site.integers(3)
     if scales is not None and not ((scales > 0) & np.isfinite(scales)).all():
-        site.fail(f"the scales {[float(s) for s in scales]} must be positive and finite")
+        site.fail(f"the scales {[float(s) for s in scales.reshape(-1)]} must be positive and finite")
     if sizes is not None and min(sizes, default=1) < 0:
         site.fail(f"the sizes {sizes} have a negative one")
     if shape is not None:
         count = len(site.axes(axes, len(shape))) if axes is not None else len(shape)
         for what, value in (("scales", scales), ("sizes", sizes)):
             if value is not None:
-                site.same(f"the number of {what}", len(value), count)
+                site.same(f"the number of {what}", np.size(value), count)
 
 
 @check("Range")
@@ -344,7 +344,7 @@ def _top_k(site: Site) -> None:
 
 
 def _indices(site: Site, values: np.ndarray | None, size: int | None, axis: int) -> None:
-    if values is None or size is None or values.size == 0:
+    if values is None or size is None or values.size == 0 or values.dtype.kind not in "iu":
         return
     for index in (int(values.min()), int(values.max())):
         if not -size <= index < size:
@@ -488,7 +488,7 @@ _QUANTIZED = {
 def _quantized(site: Site) -> None:
     for scale, zero in _QUANTIZED[site.node.op]:
         values = site.constant(scale)
-        if values is not None:
+        if values is not None and values.dtype != object:
             numbers = values.astype(np.float64)
             wrong = numbers[~(np.isfinite(numbers) & (numbers > 0))]
             if wrong.size:

@@ -13,11 +13,11 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from cuvil.frontend.onnx_writer import node_to_proto
-from cuvil.frontend.scope import Namer, Scope, constant_flag, definitions, substitute, substitute_dims, walk
+from cuvil.frontend.scope import Equalities, Namer, Scope, constant_flag, definitions, substitute, walk
 from cuvil.frontend.shape_values import Known, as_constant, follow, reshape_target
 from cuvil.frontend.sizes import deduce
 from cuvil.frontend.tensors import byte_size, type_of
-from cuvil.ir.graph import Dim, Graph, Node, TensorType, captured
+from cuvil.ir.graph import Graph, Node, TensorType, captured
 from cuvil.limits import MAX_FOLD_BYTES
 
 NOT_FOLDED = frozenset((
@@ -42,7 +42,7 @@ def fold_constants(graph: Graph) -> bool:
     """
     folder = _Folder(graph)
     folder.fold(Scope(graph))
-    return folder.changed
+    return folder.equalities.apply(graph) or folder.changed
 
 
 def remove_dead_code(graph: Graph) -> None:
@@ -65,8 +65,8 @@ def remove_dead_code(graph: Graph) -> None:
 
 class _Folder:
     def __init__(self, root: Graph) -> None:
-        self.root = root
         self.fresh = Namer.of_values(root)
+        self.equalities = Equalities(root)
         self.changed = False
 
     def fold(self, scope: Scope) -> None:
@@ -96,23 +96,10 @@ class _Folder:
         graph.nodes = nodes
 
     def deduce_sizes(self, node: Node, scope: Scope, known: Known) -> None:
-        """Replace a symbol that inference made up for a size by what the size is.  Of two symbols
-        that mean the same, the one of a graph input stays."""
-        better = deduce(node, scope, known)
-        if better is None:
-            return
-        fixed = {d for name in self.root.inputs for d in Scope(self.root).shape(name) or ()}
-        equal: dict[str, Dim] = {}
-        for old, new in zip(scope.shape(node.outputs[0]) or (), better):
-            if isinstance(old, str) and old != new and old not in fixed:
-                equal.setdefault(old, new)
-            elif isinstance(new, str) and old != new and new not in fixed:
-                equal.setdefault(new, old)
-        substitute_dims(self.root, equal)
-        for value in known.values():
-            for index, item in np.ndenumerate(value):
-                value[index] = equal.get(item, item) if isinstance(item, str) else item
-        self.changed |= bool(equal)
+        """Note what the symbols that inference made up for a result's sizes are."""
+        for old, new in zip(scope.shape(node.outputs[0]) or (), deduce(node, scope, known) or ()):
+            if old != new:
+                self.equalities.unify(old, new)
 
 
 def _known_sizes(node: Node, scope: Scope, known: Known) -> dict[str, np.ndarray] | None:

@@ -17,7 +17,7 @@ from onnx import shape_inference
 
 from cuvil.errors import ModelError
 from cuvil.frontend.onnx_writer import to_proto
-from cuvil.frontend.scope import Namer, definitions, substitute_dims, walk
+from cuvil.frontend.scope import Equalities, Namer, definitions, substitute_dims, walk
 from cuvil.frontend.tensors import checked_elements, type_from_proto, type_of
 from cuvil.ir.graph import Dim, Graph, Shape, TensorType
 
@@ -55,7 +55,7 @@ def infer_types(graph: Graph) -> None:
         inferable = {name for node in inner.nodes if not node.domain for name in node.outputs}
         inner.types = {name: known for name, known in inner.types.items() if name not in inferable}
     for number in range(_PASSES):
-        merger = _Merger({d for name in graph.inputs for d in graph.types[name].shape or ()})
+        merger = _Merger(graph)
         for inner, found, said in zip(walk(graph), _run(graph), stated):
             inner.types = {
                 name: known
@@ -64,13 +64,17 @@ def infer_types(graph: Graph) -> None:
                     known := merger.merge(inner, name, found.get(name), said.get(name), strict=inner is graph)
                 )
             }
-        merger.apply(graph)
+        merger.equalities.apply(graph)
         merged = [inner.types for inner in walk(graph)]
         if number and merged == stated:
             break
         stated = merged
         for inner in walk(graph):
-            inner.types = {name: _informative(name, known) for name, known in inner.types.items()}
+            fixed = graph.inputs if inner is graph else ()
+            inner.types = {
+                name: known if name in fixed else _informative(name, known)
+                for name, known in inner.types.items()
+            }
     for inner, types in zip(walk(graph), stated):
         inner.types = types
     _name_unknowns(graph)
@@ -89,16 +93,10 @@ def _informative(name: str, known: TensorType) -> TensorType:
 
 
 class _Merger:
-    """Brings together what inference found and what was stated before, over all values.
+    """Brings together what inference found and what was stated before, over all values."""
 
-    Attributes:
-        fixed: symbols of graph inputs, which never give way.
-        equal: what each other symbol turned out to be.
-    """
-
-    def __init__(self, fixed: set[Dim]) -> None:
-        self.fixed = fixed
-        self.equal: dict[str, Dim] = {}
+    def __init__(self, graph: Graph) -> None:
+        self.equalities = Equalities(graph)
 
     def merge(
         self, graph: Graph, name: str, found: TensorType | None, said: TensorType | None, strict: bool
@@ -134,28 +132,11 @@ class _Merger:
         if found == UNKNOWN:
             return said
         if is_generated(found):
-            self._unify(found, said)
+            self.equalities.unify(found, said)
             return said
         if isinstance(said, str):
-            self._unify(said, found)
+            self.equalities.unify(said, found)
         return found
-
-    def _unify(self, symbol: Dim, meaning: Dim) -> None:
-        """Note that `symbol` is `meaning`; of two symbols that are the same, a fixed one stays."""
-        symbol, meaning = self._resolve(symbol), self._resolve(meaning)
-        if isinstance(symbol, int) or symbol in self.fixed:
-            symbol, meaning = meaning, symbol
-        if isinstance(symbol, str) and symbol not in self.fixed and symbol != meaning:
-            self.equal[symbol] = meaning
-
-    def _resolve(self, dim: Dim) -> Dim:
-        while isinstance(dim, str) and dim in self.equal:
-            dim = self.equal[dim]
-        return dim
-
-    def apply(self, graph: Graph) -> None:
-        """Put into all types of `graph` what the symbols turned out to be."""
-        substitute_dims(graph, {symbol: self._resolve(symbol) for symbol in self.equal})
 
 
 def check_strictly(graph: Graph) -> None:
@@ -197,7 +178,12 @@ def _is_small(array: np.ndarray) -> bool:
 def _run(graph: Graph) -> list[dict[str, TensorType]]:
     """onnx's shape inference: types by name for `graph` and each subgraph, in the order of `walk`."""
     proto = to_proto(graph, _is_small)
-    found = shape_inference.infer_shapes(proto, data_prop=True).graph
+    try:
+        found = shape_inference.infer_shapes(proto, data_prop=True).graph
+    except (ValueError, RuntimeError) as error:
+        raise ModelError(
+            f"shape inference fails: {' '.join(str(error).split())}", f"graph '{graph.name}'"
+        ) from None
     return [_types(inner) for inner in _walk_proto(found)]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import graphlib
 import heapq
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from cuvil.errors import CuvilError, ModelError, UnsupportedError
 from cuvil.frontend.aliases import remove_aliases
 from cuvil.frontend.binding import bind_inputs
 from cuvil.frontend.infer import UNKNOWN, infer_types, is_generated
-from cuvil.frontend.onnx_writer import MICROSOFT
+from cuvil.frontend.onnx_writer import MICROSOFT, PRODUCER
 from cuvil.frontend.schema import check_schemas
 from cuvil.frontend.tensors import decode, decode_sparse, type_from_proto
 from cuvil.frontend.wire import scan
@@ -83,12 +83,9 @@ def read_model(path: str | os.PathLike[str], shapes: Shapes | None = None) -> Gr
 
 def graph_from_proto(model: ModelProto, folder: Path | None = None, shapes: Shapes | None = None) -> Graph:
     """`read_model` for a model in memory; `folder` holds its external data, None allows none."""
-    try:
-        opset = _opset(model)
-        model = _inline_functions(model)
-        graph = _Reader(opset, folder).graph(model.graph, frozenset(), 0)
-    except UnicodeDecodeError:
-        raise ModelError("a name in the model is not UTF-8") from None
+    opset = _opset(model)
+    model = _inline_functions(model)
+    graph = _Reader(opset, folder, model.producer_name == PRODUCER).graph(model.graph, frozenset(), 0)
     if not graph.outputs:
         raise ModelError("the model has no outputs", f"graph '{graph.name}'")
     bind_inputs(graph, shapes or {})
@@ -103,7 +100,7 @@ def _opset(model: ModelProto) -> int:
     newest = defs.onnx_opset_version()
     versions = {entry.version for entry in model.opset_import if _domain(entry.domain) == ""}
     if not versions and all(_domain(node.domain) for node in _all_nodes(model.graph.node)):
-        return newest
+        return int(newest)
     if not versions:
         raise ModelError(
             f"the model imports no version of the default operator domain, it must be one of 1 to {newest}"
@@ -165,17 +162,24 @@ def _where(node: NodeProto) -> str:
 
 
 class _Reader:
-    """Converts graphs, checking names, scopes and order on the way."""
+    """Converts graphs, checking names, scopes and order on the way.
 
-    def __init__(self, opset: int, folder: Path | None) -> None:
+    Sizes that the model declares for inner values and outputs are taken over; names of sizes only
+    from a file that Cuvil wrote: exporters give one name to different sizes.
+    """
+
+    def __init__(self, opset: int, folder: Path | None, trust_names: bool) -> None:
         self.opset = opset
         self.folder = folder
+        self.trust_names = trust_names
 
     def graph(self, proto: GraphProto, outer: frozenset[str], depth: int) -> Graph:
         """One graph; `outer` holds the names visible around it."""
         where = f"graph '{proto.name}'"
         if depth > MAX_SUBGRAPH_DEPTH:
             raise ModelError(f"subgraphs nest more than {MAX_SUBGRAPH_DEPTH} deep", where)
+        if not all(isinstance(text, str) for text in _texts(proto)):
+            raise ModelError("a name is not UTF-8", where)
         constants = {t.name: decode(t, self.folder, f"initializer '{t.name}'") for t in proto.initializer}
         for sparse in proto.sparse_initializer:
             name = sparse.values.name
@@ -189,8 +193,8 @@ class _Reader:
         twice = _first_twice(inputs) or _first_twice([value.name for value in proto.output])
         if twice is not None:
             raise ModelError(f"input or output '{twice}' is listed twice", where)
-        declared = {v.name: _declared(v, allow_negative=False) for v in (*proto.value_info, *proto.output)}
-        declared |= {v.name: _declared(v, allow_negative=depth == 0) for v in proto.input}
+        declared = {v.name: self._declared(v) for v in (*proto.value_info, *proto.output)}
+        declared |= {v.name: _input_type(v) if depth == 0 else self._declared(v) for v in proto.input}
         defined = self._defined(proto, [*inputs, *constants], outer, where)
         visible = outer | defined
         nodes = []
@@ -207,6 +211,16 @@ class _Reader:
         own = defined - constants.keys()
         types = {name: known for name, known in declared.items() if known and name in own}
         return Graph(proto.name, inputs, outputs, nodes, constants, types, self.opset)
+
+    def _declared(self, value: onnx.ValueInfoProto) -> TensorType | None:
+        """The declared type of an inner value or an output; what says nothing becomes `UNKNOWN`."""
+        known = type_from_proto(value.type, f"value '{value.name}'")
+        if known is None or known.shape is None:
+            return known
+        dims = (
+            UNKNOWN if (d < 0 if isinstance(d, int) else not self.trust_names) else d for d in known.shape
+        )
+        return TensorType(known.dtype, tuple(dims))
 
     def _defined(
         self, proto: GraphProto, names: list[str], outer: frozenset[str], where: str
@@ -318,18 +332,28 @@ class _Reader:
         return [nodes[i] for i in order]
 
 
-def _declared(value: onnx.ValueInfoProto, allow_negative: bool) -> TensorType | None:
-    """The declared type of a value; sizes that say nothing become `UNKNOWN`."""
-    known = type_from_proto(value.type, f"value '{value.name}'")
+def _input_type(value: onnx.ValueInfoProto) -> TensorType | None:
+    """The declared type of a graph input; negative sizes stay, for `bind_inputs` to refuse."""
+    known = type_from_proto(value.type, f"input '{value.name}'")
     if known is None or known.shape is None:
         return known
-    dims = (
-        UNKNOWN
-        if d in NO_NAMES or is_generated(d) or (isinstance(d, int) and d < 0 and not allow_negative)
-        else d
-        for d in known.shape
-    )
+    dims = (UNKNOWN if d in NO_NAMES or is_generated(d) else d for d in known.shape)
     return TensorType(known.dtype, tuple(dims))
+
+
+def _texts(graph: GraphProto) -> Iterator[str]:
+    """Every name in a graph, those inside its subgraphs excepted; protobuf gives one that is not
+    UTF-8 as bytes."""
+    yield graph.name
+    yield from (tensor.name for tensor in graph.initializer)
+    yield from (sparse.values.name for sparse in graph.sparse_initializer)
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        yield value.name
+        yield from (dim.dim_param for dim in value.type.tensor_type.shape.dim)
+    for node in graph.node:
+        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+        yield from (attribute.name for attribute in node.attribute)
+        yield from (text for entry in node.metadata_props for text in (entry.key, entry.value))
 
 
 def _text(value: bytes) -> str | bytes:

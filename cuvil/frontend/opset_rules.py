@@ -125,7 +125,7 @@ def pad_paddings(node: Node, context: Context) -> None:
 @rule(2, "LpPool", "GlobalLpPool")
 def pool_norm_to_int(node: Node, context: Context) -> None:
     p = node.attrs.get("p", 2.0)
-    if p != int(p):
+    if not float(p).is_integer():
         raise context.unsupported(node, f"p = {p} is not an integer")
     node.attrs["p"] = int(p)
     if node.op == "LpPool" and "kernel_shape" not in node.attrs:

@@ -13,9 +13,14 @@ from onnx import defs
 from cuvil.errors import ModelError, UnsupportedError
 from cuvil.frontend.scope import walk
 from cuvil.ir.graph import Graph, Node, TensorType
+from cuvil.limits import MAX_RANK
 
 STILL_READ = frozenset(("GroupNormalization",))
 """Operators that ONNX deprecates in some opset in which `opset.upgrade` still understands them."""
+
+
+AXES = frozenset(("axis", "axes", "batch_axis", "time_axis", "perm", "scan_input_axes", "scan_output_axes"))
+"""Attributes whose values onnx's shape inference does arithmetic with before it checks them."""
 
 
 def _is_list_of(kind: type) -> Callable[[Any], bool]:
@@ -105,6 +110,8 @@ def _check_node(node: Node, opset: int) -> None:
         kind = schema.attributes[name].type.name
         if kind in _FITS and not _FITS[kind](value):
             raise ModelError(f"attribute '{name}' must be of type {kind}", node.where)
+        if name in AXES and any(abs(axis) > MAX_RANK for axis in np.ravel(value).tolist()):
+            raise ModelError(f"{name} {value} is out of range for any rank up to {MAX_RANK}", node.where)
     for name, attribute in schema.attributes.items():
         if attribute.required and name not in node.attrs:
             raise ModelError(f"attribute '{name}' is missing", node.where)

@@ -54,12 +54,10 @@ def walk(graph: Graph) -> Iterator[Graph]:
     """`graph` and all subgraphs below it, outermost first, those of a node by attribute name."""
     yield graph
     for node in graph.nodes:
-        for _, inner in sorted(_bodies(node), key=itemgetter(0)):
-            yield from walk(inner)
-
-
-def _bodies(node: Node) -> Iterator[tuple[str, Graph]]:
-    return ((key, value) for key, value in node.attrs.items() if isinstance(value, Graph))
+        if any(node.subgraphs()):
+            bodies = ((key, value) for key, value in node.attrs.items() if isinstance(value, Graph))
+            for _, inner in sorted(bodies, key=itemgetter(0)):
+                yield from walk(inner)
 
 
 def definitions(graph: Graph) -> Iterator[str]:
@@ -121,6 +119,35 @@ def substitute_dims(graph: Graph, dims: Mapping[str, Dim]) -> None:
             if known.shape is not None:
                 shape = tuple(dims.get(d, d) if isinstance(d, str) else d for d in known.shape)
                 inner.types[name] = TensorType(known.dtype, shape)
+
+
+class Equalities:
+    """What is learned of the symbolic dimensions of a graph: which are equal, which are numbers.
+
+    Symbols of the graph's inputs never give way to others.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._fixed = {d for name in graph.inputs for d in graph.types[name].shape or ()}
+        self._equal: dict[str, Dim] = {}
+
+    def unify(self, symbol: Dim, meaning: Dim) -> None:
+        """Note that `symbol` is `meaning`; two sizes that cannot give way are left as they are."""
+        symbol, meaning = self._resolve(symbol), self._resolve(meaning)
+        if isinstance(symbol, int) or symbol in self._fixed:
+            symbol, meaning = meaning, symbol
+        if isinstance(symbol, str) and symbol not in self._fixed and symbol != meaning:
+            self._equal[symbol] = meaning
+
+    def apply(self, graph: Graph) -> bool:
+        """Put what was learned into all types of `graph`; says whether that was anything."""
+        substitute_dims(graph, {symbol: self._resolve(symbol) for symbol in self._equal})
+        return bool(self._equal)
+
+    def _resolve(self, dim: Dim) -> Dim:
+        while isinstance(dim, str) and dim in self._equal:
+            dim = self._equal[dim]
+        return dim
 
 
 def constant_flag(scope: Scope, node: Node, index: int) -> bool | None:

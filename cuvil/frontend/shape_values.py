@@ -6,6 +6,7 @@ A value is a numpy array of objects: integers, names of symbolic sizes, and None
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +33,7 @@ def follow(node: Node, scope: Scope, known: Known) -> np.ndarray | None:
         shape = scope.shape(node.inputs[0])
         if shape is None or any(isinstance(d, str) for d in shape):
             return None
-        return np.array(np.prod(np.array(shape, np.int64)), object)
+        return np.array(math.prod(d for d in shape if isinstance(d, int)), object)
     function = _FOLLOW.get(node.op)
     if function is None:
         return None
@@ -45,7 +46,7 @@ def follow(node: Node, scope: Scope, known: Known) -> np.ndarray | None:
 
 def as_constant(value: np.ndarray) -> np.ndarray | None:
     """A followed value as int64, or None where a size is symbolic or unknown."""
-    if all(isinstance(item, int) for item in value.flat):
+    if all(isinstance(item, int) and -(1 << 63) <= item < 1 << 63 for item in value.flat):
         return value.astype(np.int64)
     return None
 

@@ -62,9 +62,9 @@ def _quotient(shape: Shape, dims: list[Dim]) -> Dim | None:
 
 def _expand(node: Node, scope: Scope, known: Known, found: Shape) -> Shape | None:
     shape, target = scope.shape(node.inputs[0]), followed(node.inputs[1], scope, known)
-    if shape is None or target is None:
-        return None
     rank = len(found)
+    if shape is None or target is None or max(len(shape), len(target)) != rank:
+        return None
     own = [*[1] * (rank - len(shape)), *shape]
     asked = [*[1] * (rank - len(target)), *target]
     return tuple(
@@ -74,7 +74,11 @@ def _expand(node: Node, scope: Scope, known: Known, found: Shape) -> Shape | Non
 
 def _constant_of_shape(node: Node, scope: Scope, known: Known, found: Shape) -> Shape | None:
     target = followed(node.inputs[0], scope, known)
-    return None if target is None else tuple(c if d is None else d for d, c in zip(target, found))
+    return (
+        None
+        if target is None or len(target) != len(found)
+        else tuple(c if d is None else d for d, c in zip(target, found))
+    )
 
 
 def _slice(node: Node, scope: Scope, known: Known, found: Shape) -> Shape | None:
@@ -82,7 +86,7 @@ def _slice(node: Node, scope: Scope, known: Known, found: Shape) -> Shape | None
     names = [*node.inputs, "", ""][1:5]
     values = [scope.constant(name) for name in names]
     if (
-        shape is None
+        not shape
         or values[0] is None
         or values[1] is None
         or any(n and v is None for n, v in zip(names, values))
@@ -103,7 +107,7 @@ def _slice(node: Node, scope: Scope, known: Known, found: Shape) -> Shape | None
 
 def _tile(node: Node, scope: Scope, known: Known, found: Shape) -> Shape | None:
     shape, repeats = scope.shape(node.inputs[0]), followed(node.inputs[1], scope, known)
-    if shape is None or repeats is None or len(repeats) != len(shape):
+    if shape is None or repeats is None or not len(repeats) == len(shape) == len(found):
         return None
     return tuple(
         a if b == 1 else b if a == 1 and b is not None else c for a, b, c in zip(shape, repeats, found)
@@ -114,9 +118,9 @@ def _resize(node: Node, scope: Scope, known: Known, found: Shape) -> Shape | Non
     """An axis with scale 1 keeps its size."""
     shape = scope.shape(node.inputs[0])
     scales = scope.constant(node.inputs[2]) if len(node.inputs) > 2 else None
-    if shape is None or scales is None or "axes" in node.attrs or len(scales) != len(shape):
+    if shape is None or scales is None or "axes" in node.attrs or not scales.size == len(shape) == len(found):
         return None
-    return tuple(a if np.float32(s) == 1 else c for a, s, c in zip(shape, scales, found))
+    return tuple(a if np.float32(s) == 1 else c for a, s, c in zip(shape, scales.reshape(-1), found))
 
 
 def _window(node: Node, scope: Scope, known: Known, found: Shape) -> Shape | None:
@@ -125,11 +129,13 @@ def _window(node: Node, scope: Scope, known: Known, found: Shape) -> Shape | Non
     kernel: Sequence[Dim] | None = node.attrs.get("kernel_shape")
     if kernel is None and len(node.inputs) > 1:
         kernel = (scope.shape(node.inputs[1]) or ())[2:]
-    if shape is None or not kernel or len(kernel) != len(shape) - 2:
+    if shape is None or not kernel or not len(kernel) + 2 == len(shape) == len(found):
         return None
     rank = len(kernel)
     strides, dilations = (node.attrs.get(key, [1] * rank) for key in ("strides", "dilations"))
     pads = node.attrs.get("pads", [0] * (2 * rank))
+    if not 2 * len(strides) == 2 * len(dilations) == len(pads) == 2 * rank:
+        return None
     auto = node.attrs.get("auto_pad", "NOTSET")
     dims = list(found)
     for i, size in enumerate(kernel):

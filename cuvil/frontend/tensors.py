@@ -227,6 +227,8 @@ def _external_bytes(tensor: TensorProto, folder: Path | None, size: int, where: 
             not the one that the dimensions ask for.
     """
     entries = {entry.key: entry.value for entry in tensor.external_data}
+    if not all(isinstance(text, str) for pair in entries.items() for text in pair):
+        raise ModelError("the place of the external data is not UTF-8", where)
     location = entries.get("location", "")
     if folder is None:
         raise ModelError("external data without a model folder", where)

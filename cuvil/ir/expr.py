@@ -265,6 +265,8 @@ def linear(e: Expr) -> Linear:
 
 def from_linear(constant: int, terms: Mapping[Expr, int]) -> Expr:
     """The normal form of ``constant + sum(coefficient * term)``."""
+    if any(t.op == "mod" or (t.op == "mul" and any(f.op == "mod" for f in t.args)) for t in terms):
+        terms = _rejoin(dict(terms))
     live = sorted(((t, c) for t, c in terms.items() if c), key=lambda item: item[0].serial)
     if not live:
         return const(constant)
@@ -272,6 +274,37 @@ def from_linear(constant: int, terms: Mapping[Expr, int]) -> Expr:
         return live[0][0]
     coefficients = tuple(c for _, c in live)
     return _node("affine", INDEX, tuple(t for t, _ in live), (constant, coefficients))
+
+
+def _rejoin(terms: dict[Expr, int]) -> dict[Expr, int]:
+    """``c * b * (a // b) + c * (a % b)`` is ``c * a``, where `c` may hold further factors."""
+    for t in list(terms):
+        rest = list(_factors(t))
+        m = next((f for f in rest if f.op == "mod"), None)
+        if m is None or t not in terms:
+            continue
+        rest.remove(m)
+        a, b = m.args
+        quotient = _node("floordiv", INDEX, (a, b))
+        scale = terms[t]
+        factors = [*rest, quotient, *(() if b.is_const else _factors(b))]
+        partner = factors[0] if len(factors) == 1 else _node(
+            "mul", INDEX, tuple(sorted(factors, key=lambda f: f.serial))
+        )
+        wanted = scale * b.attr if b.is_const else scale
+        if terms.get(partner) != wanted:
+            continue
+        del terms[t], terms[partner]
+        whole = a
+        for f in rest:
+            whole = whole * f
+        constant, more = linear(whole)
+        if constant:
+            terms[t], terms[partner] = scale, wanted  # no place for a constant here
+            continue
+        for u, c in more.items():
+            terms[u] = terms.get(u, 0) + c * scale
+    return terms
 
 
 def _combine(a: Expr, b: Expr, factor: int) -> Expr:

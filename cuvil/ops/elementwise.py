@@ -11,6 +11,13 @@ from cuvil.ir.graph import ONNX_TYPES
 from cuvil.ir.primitives import Value
 from cuvil.ops.registry import Context, lowering
 
+
+
+def softplus(x: Expr) -> Expr:
+    """log(1 + exp(x)), without overflow."""
+    return E.maximum(x, 0) + E.unary("log", 1 + E.unary("exp", -E.unary("abs", x)))
+
+
 # --- one argument ---------------------------------------------------------------------------------
 
 _UNARY: dict[str, Callable[[Expr], Expr]] = {
@@ -40,13 +47,13 @@ _UNARY: dict[str, Callable[[Expr], Expr]] = {
     "Sign": lambda x: E.select(x > 0, E.const(1, x.dtype), E.select(x < 0, E.const(-1, x.dtype), x * 0)),
     "Sin": lambda x: E.unary("sin", x),
     "Sinh": lambda x: E.unary("sinh", x),
-    "Softplus": lambda x: E.maximum(x, 0) + E.unary("log", 1 + E.unary("exp", -E.unary("abs", x))),
+    "Softplus": softplus,
     "Softsign": lambda x: x / (1 + E.unary("abs", x)),
     "Sqrt": lambda x: E.unary("sqrt", x),
     "Tan": lambda x: E.unary("tan", x),
     "Tanh": lambda x: E.unary("tanh", x),
     "HardSwish": lambda x: x * _clip(x * (1 / 6) + 0.5, 0, 1),
-    "Mish": lambda x: x * E.unary("tanh", _UNARY["Softplus"](x)),
+    "Mish": lambda x: x * E.unary("tanh", softplus(x)),
 }
 
 
@@ -284,5 +291,3 @@ def batch_normalization(c: Context) -> Value:
         return (x[i] - per_channel(mean, i)) * factor + per_channel(bias, i)
 
     return c.b.map(x.shape, f)
-
-

@@ -199,7 +199,7 @@ def slice_node(c: Context) -> Value:
         if step == 0:
             raise c.error("a step of 0 does not slice")
         low, high = (0, length) if step > 0 else (-1, length - 1)
-        first = _clamp(_from_end(start, length), 0 if step > 0 else 0, high)
+        first = _clamp(_from_end(start, length), 0, high)
         last = _clamp(_from_end(end, length), low, length if step > 0 else length - 1)
         if step < 0 and end.is_const and end.attr < 0 and static(length) is None and end.attr <= -(1 << 31):
             last = E.const(-1)
@@ -209,7 +209,13 @@ def slice_node(c: Context) -> Value:
     return c.b.map(sizes, lambda *i: x[tuple(b + p * s for b, p, s in zip(begin, i, stride))])
 
 
+_TO_THE_END = (1 << 31) - 1
+"""A position that exporters write for the end of an axis, or a larger one."""
+
+
 def _from_end(position: Expr, length: Expr) -> Expr:
+    if position.is_const and position.attr >= _TO_THE_END:
+        return length
     if position.is_const:
         return position if position.attr >= 0 else length + position.attr
     return position if position.lo >= 0 else E.select(E.lt(position, 0), position + length, position)

@@ -11,8 +11,12 @@ import numpy as np
 from cuvil.errors import ModelError, UnsupportedError
 from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr
-from cuvil.ir.graph import Node
+from cuvil.ir.graph import Graph, Node
 from cuvil.ir.primitives import Builder, Value, static
+
+
+Subgraph = Callable[[Graph], list[Value]]
+"""Lowers a graph inside of the node being lowered and returns the values of its outputs."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +55,13 @@ class Context:
         node: the graph node, at the canonical opset.
         inputs: its values; None for an omitted one.
         opset: version of the default domain.
+        subgraph: lowers a graph among the attributes.
     """
 
-    def __init__(self, b: Builder, node: Node, inputs: Sequence[Value | None], opset: int) -> None:
-        self.b, self.node, self.opset = b, node, opset
+    def __init__(
+        self, b: Builder, node: Node, inputs: Sequence[Value | None], opset: int, subgraph: Subgraph
+    ) -> None:
+        self.b, self.node, self.opset, self.subgraph = b, node, opset, subgraph
         self.inputs = list(inputs)
 
     @property
@@ -112,7 +119,9 @@ class Context:
             return None
         numbers = [static(e) for e in entries]
         if any(n is None for n in numbers):
-            raise self.unsupported(f"input '{name}' must be a number at compile time; bind its symbols with shapes")
+            raise self.unsupported(
+                f"input '{name}' must be a number at compile time; bind its symbols with shapes"
+            )
         return [n for n in numbers if n is not None]
 
     def constant(self, index: int) -> np.ndarray | None:
@@ -127,8 +136,10 @@ class Context:
         return UnsupportedError(message, self.node.where)
 
 
-def lower_node(b: Builder, node: Node, inputs: Sequence[Value | None], opset: int) -> list[Value | None]:
-    """The output values of one node.
+def lower_node(
+    b: Builder, node: Node, inputs: Sequence[Value | None], opset: int, subgraph: Subgraph
+) -> list[Value | None]:
+    """The output values of one node; `subgraph` lowers the graphs inside of it.
 
     Raises:
         UnsupportedError: there is no lowering for the operator.
@@ -140,7 +151,7 @@ def lower_node(b: Builder, node: Node, inputs: Sequence[Value | None], opset: in
         raise UnsupportedError(f"operator {node.op}{domain} is not supported", node.where)
     b.origin = (node.name or node.outputs[0],)
     try:
-        made = operator.lower(Context(b, node, inputs, opset))
+        made = operator.lower(Context(b, node, inputs, opset, subgraph))
     except ModelError as error:
         if error.where:
             raise

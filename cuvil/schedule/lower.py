@@ -43,9 +43,20 @@ def lower(graph: Graph) -> Program:
 
 def lower_nodes(graph: Graph, builder: Builder, env: dict[str, Value | None]) -> None:
     """Lower the nodes of `graph` in order, reading and extending `env`."""
+
+    def subgraph(inner: Graph) -> list[Value]:
+        """The outputs of a graph inside of a node, which sees the values around it."""
+        inside = dict(env)
+        inside.update((name, builder.constant(array, name)) for name, array in inner.constants.items())
+        lower_nodes(inner, builder, inside)
+        results = [inside.get(name) for name in inner.outputs]
+        if any(value is None for value in results):
+            raise ModelError("no node computes an output of the subgraph", f"graph '{inner.name}'")
+        return [value for value in results if value is not None]
+
     for node in graph.nodes:
         inputs = [env[name] for name in node.inputs]
-        values = lower_node(builder, node, inputs, graph.opset)
+        values = lower_node(builder, node, inputs, graph.opset, subgraph)
         for name, value in zip(node.outputs, values):
             if not name:
                 continue

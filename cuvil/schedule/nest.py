@@ -449,7 +449,7 @@ def _redirect(statement: Stmt, v: Value, local: Value, dropped: int) -> Stmt:
 
 def _recurrence(nest: Nest, group: Group) -> list[Stmt]:
     nest.internal.clear()
-    step = E.var(group.anchor.shape[0], "t")
+    step = E.var(group.anchor.shape[0], "step")
     body: list[Stmt] = []
     for v in group.members:
         body.extend(_slice(nest, v, [step], None))

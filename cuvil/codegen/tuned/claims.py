@@ -1,13 +1,43 @@
-"""Which tuned kernel claims which group, for a device."""
+"""The tuned kernels of a device: which group each one claims."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from cuvil.schedule.plan import Tuner
+from cuvil.codegen.tuned import contract, layouts
+from cuvil.codegen.tuned.isa import Tiles, tiles
+from cuvil.ir.loops import Kernel
+from cuvil.ir.primitives import Program, Value
+from cuvil.schedule.fuse import is_contraction
+from cuvil.schedule.group import Group
+from cuvil.schedule.place import Placer
+from cuvil.schedule.storage import Storage
 
 
-def for_device(options: Mapping[str, Any]) -> Tuner | None:
-    """The tuned kernels of a device, from its part of the ``codegen`` slice; None switches them off."""
-    return None
+class TunedKernels:
+    """Blocked layouts and packed contractions for one ISA (`cuvil.schedule.plan.Tuner`)."""
+
+    def __init__(self, shapes: Tiles) -> None:
+        self.tiles = shapes
+        self.contractions: dict[Value, contract.Contraction] = {}
+
+    def prepare(self, program: Program, storage: Storage, placer: Placer) -> None:
+        """Choose layouts and pack the operands of contractions."""
+        self.contractions.clear()
+        layouts.assign(program, storage, placer)
+        for value in list(program.values):
+            if is_contraction(value):
+                found = contract.pack(program, storage, value, self.tiles)
+                if found is not None:
+                    self.contractions[value] = found
+
+    def build(self, group: Group, storage: Storage, internal: set[Value], name: str) -> Kernel | None:
+        """The kernel of a group with a packed contraction."""
+        found = self.contractions.get(group.members[0])
+        return contract.build(found, group, storage, internal, name, self.tiles) if found is not None else None
+
+
+def for_device(options: Mapping[str, Any]) -> TunedKernels:
+    """The tuned kernels of a device, from its part of the ``codegen`` slice."""
+    return TunedKernels(tiles(options))

@@ -1,0 +1,244 @@
+"""The command line: arguments to a call of `cuvil.commands`, its result to JSON or text.
+
+Results go to stdout, everything else (notes, progress, errors) to stderr.  Exit status: 0 done,
+1 an error that the user can fix, 2 wrong usage, 3 a bug in Cuvil, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from cuvil import __version__, commands
+from cuvil.errors import CuvilError
+from cuvil.report import summary
+
+DONE, FAILED, USAGE, BUG, INTERRUPTED = 0, 1, 2, 3, 130
+PROGRESS_EVERY_S = 1.0
+
+Handler = Callable[[argparse.Namespace, "Progress"], Any]
+
+
+class Progress:
+    """Prints to stderr what is being done, whenever that has taken a second."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __call__(self, text: str) -> None:
+        self._text = text
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Print nothing more."""
+        self._stop.set()
+        if self._thread:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        shown = before = ""
+        while not self._stop.wait(PROGRESS_EVERY_S):
+            text = self._text
+            if text == before and text != shown:
+                print(f"cuvil: {text} ...", file=sys.stderr, flush=True)
+                shown = text
+            before = text
+
+
+class _Parser(argparse.ArgumentParser):
+    """Errors in one line, in Cuvil's form."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"cuvil: error: {message}; see {self.prog} --help", file=sys.stderr)
+        raise SystemExit(USAGE)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (`sys.argv` where None); returns the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["stage"]:
+        return _guarded(lambda: _stage(arguments[1:]), "--debug" in arguments)
+    parser = _parser()
+    try:
+        args = parser.parse_args(arguments)
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    if args.handler is None:
+        parser.print_help(sys.stderr)
+        return USAGE
+    return _guarded(lambda: _run(args), args.debug)
+
+
+def _run(args: argparse.Namespace) -> int:
+    progress = Progress()
+    try:
+        result = args.handler(args, progress)
+    finally:
+        progress.close()
+    for note in result.get("notes", ()):
+        print(f"note: {note}", file=sys.stderr)
+    print(json.dumps(_finite(result), indent=2) if args.json else args.text(result), flush=True)
+    return int(args.status(result))
+
+
+def _guarded(run: Callable[[], int], debug: bool) -> int:
+    """The exit status of `run`, its exceptions printed as one line each."""
+    try:
+        return run()
+    except CuvilError as error:
+        message, status = f"error: {error}", FAILED
+    except BrokenPipeError:  # the reader of stdout has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except OSError as error:
+        if error.filename is None or not error.strerror:
+            message, status = _bug(error), BUG
+        else:
+            message, status = f"error: {error.filename}: {error.strerror}", FAILED
+    except KeyboardInterrupt:
+        message, status = "interrupted", INTERRUPTED
+    except Exception as error:
+        message, status = _bug(error), BUG
+    if debug:
+        traceback.print_exc()
+    print(f"cuvil: {' '.join(message.split())}", file=sys.stderr)
+    return status
+
+
+def _bug(error: Exception) -> str:
+    return (
+        f"internal error: {type(error).__name__}: {error}; please report with a reproducer; "
+        "run with --debug for the traceback"
+    )
+
+
+def _finite(value: Any) -> Any:
+    """`value` with infinities and NaN, which JSON lacks, as None."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _stage(argv: Sequence[str]) -> int:
+    from cuvil.scons import stage_command
+
+    return stage_command.main([argument for argument in argv if argument != "--debug"])
+
+
+# --- arguments ---
+
+
+def shape(text: str) -> tuple[str, commands.Shape]:
+    """``NAME=D0,D1,...`` as the name and its sizes; a dimension that is no number is a name."""
+    name, equals, dims = text.rpartition("=")
+    parts = [part.strip() for part in dims.split(",")] if dims else []
+    if not equals or not name or not all(part.isdigit() or part.isidentifier() for part in parts):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no shape: write NAME=D0,D1,... with sizes or names, such as x=1,3,224,224"
+        )
+    return name, tuple(int(part) if part.isdigit() else part for part in parts)
+
+
+def positive(text: str) -> int:
+    """A whole number from 1."""
+    if not text.isdigit() or not 0 < int(text) < 10**9:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
+    return int(text)
+
+
+def _job(args: argparse.Namespace) -> commands.Job:
+    return commands.Job(
+        model=args.model,
+        target=args.target,
+        shapes=dict(args.shape),
+        io_format=args.io_format,
+        quantization=args.quantization,
+        calibration=args.calibration,
+        threads=args.threads,
+        tuned=args.tuned,
+        keep=args.keep,
+    )
+
+
+def _model_options() -> argparse.ArgumentParser:
+    """The options of every command that takes a model."""
+    options = _Parser(add_help=False)
+    add = options.add_argument
+    add("--model", type=Path, required=True, metavar="M.onnx", help="the model")
+    add("--target", default="host", metavar="T", help="a profile's name or file, or a triple (host)")
+    add("--enable-quantization", dest="quantization", choices=("none", "int8", "profile"), default="profile",
+        help="arithmetic of all devices; by default as the profile says")
+    add("--calibration", type=Path, metavar="FILE.npz", help="samples of the inputs, for int8")
+    add("--io-format", choices=("nchw", "nhwc"), default="nchw", help="layout of images at the interface (nchw)")
+    add("--shape", type=shape, action="append", default=[], metavar="NAME=D0,D1,...",
+        help="sizes, or names, of an input's dimensions; may be repeated")
+    add("--threads", type=positive, metavar="N", help="threads on each CPU; by default as the profile says")
+    add("--no-tuned", dest="tuned", action="store_false", help="plain loops instead of tuned kernels")
+    add("--keep", type=Path, metavar="FOLDER", help="keep all artefacts there")
+    return options
+
+
+def _parser() -> argparse.ArgumentParser:
+    common = _Parser(add_help=False)
+    common.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="traceback of an error")
+    parser = _Parser(prog="cuvil", description="Compiles ONNX models to small native libraries.", parents=[common])
+    parser.add_argument("--version", action="version", version=f"cuvil {__version__}")
+    parser.set_defaults(handler=None, debug=False)
+    subparsers = parser.add_subparsers(metavar="COMMAND", title="commands")
+    model = _model_options()
+
+    def command(
+        name: str,
+        help: str,
+        handler: Handler,
+        text: Callable[[Any], str],
+        *parents: argparse.ArgumentParser,
+        status: Callable[[Any], int] = lambda result: DONE,
+    ) -> argparse.ArgumentParser:
+        sub = subparsers.add_parser(name, help=help, description=f"{help}.", parents=[*parents, common])
+        sub.add_argument("--json", action="store_true", help="print one JSON document")
+        sub.set_defaults(handler=handler, text=text, status=status)
+        return sub
+
+    sub = command("compile", "Compile a model to a library", _compile, summary.compiled, model)
+    sub.add_argument("--output", type=Path, required=True, metavar="LIB.so",
+                     help="the library; an archive where it ends in .a")
+    command("partition", "Say which device runs what", _partition, summary.partitioned, model)
+    sub = command("targets", "List the profiles, or show one", _targets, summary.targets)
+    sub.add_argument("--show", metavar="NAME", help="a profile with all that is derived, in SI units")
+    sub = command("probe", "Write a profile of this machine", _probe, summary.probed)
+    sub.add_argument("--output", type=Path, metavar="FILE", help="the file (targets/host.yaml of the project)")
+    return parser
+
+
+# --- commands ---
+
+
+def _compile(args: argparse.Namespace, progress: Progress) -> Any:
+    return commands.compile_library(_job(args), args.output, progress)
+
+
+def _partition(args: argparse.Namespace, progress: Progress) -> Any:
+    return commands.partition(_job(args), progress)
+
+
+def _targets(args: argparse.Namespace, progress: Progress) -> Any:
+    return commands.show_target(args.show) if args.show is not None else commands.list_targets()
+
+
+def _probe(args: argparse.Namespace, progress: Progress) -> Any:
+    return commands.probe(args.output, progress)

@@ -1,0 +1,60 @@
+"""What a device's vector unit means for the shape of tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+BLOCK = 16
+"""Channels of a block in blocked layouts, on every ISA (narrower blocks ran at half speed)."""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Tile shapes of one ISA.
+
+    Attributes:
+        width: float32 elements of a vector.
+        registers: vector registers.
+        dot: there is an instruction that multiplies and adds four bytes into an int32.
+    """
+
+    width: int
+    registers: int
+    dot: bool
+
+    def vectors(self, columns: int | None, spatial: bool, rows: int | None) -> int:
+        """Vectors in a row of the tile, for so many columns: as few idle lanes as can be, and enough
+        accumulators to hide the latency of a multiply-add."""
+        per_block = max(BLOCK // self.width, 1)
+        if spatial:
+            if per_block > 1 or columns is None:
+                return per_block
+            blocks = -(-columns // BLOCK)
+            if blocks % 2 == 0 or (blocks > 8 and blocks % 3):
+                return 2
+            return 3 if blocks % 3 == 0 else 1
+        choices = (3, 2, 4) if self.width == 16 else (2, 1) if self.width == 8 else (2, 3, 4)
+        if self.registers < 32 and self.width == 4:
+            choices = (2,)
+        if rows is not None and rows <= 4:
+            choices = (8, 7, 6, 5, 4) if rows == 1 else (4, 5, 3) if self.registers >= 32 else (2, 3)
+            if rows == 1 and self.registers < 32:
+                choices = (8, 7, 6, 5, 4)
+        if columns is None:
+            return choices[0]
+        return min(choices, key=lambda v: (-(-columns // (v * self.width)) * v, choices.index(v)))
+
+    def rows(self, vectors: int) -> int:
+        """Rows of a tile with so many vectors: what the registers hold beside the operands."""
+        spare = vectors + 1 if self.registers >= 32 else vectors + 1
+        return max(1, min(28, (self.registers - spare) // vectors))
+
+
+def tiles(options: Mapping[str, Any]) -> Tiles:
+    """The tile shapes of a device, from its part of the ``codegen`` slice."""
+    bits, arch = int(options.get("vector_bits", 128)), options.get("arch", "")
+    if bits not in (128, 256, 512):
+        bits = 128
+    return Tiles(bits // 32, int(options.get("vector_registers", 16)), bool(options.get("dot_i8")) and arch == "x86_64")

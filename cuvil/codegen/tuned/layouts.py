@@ -1,0 +1,101 @@
+"""Blocked layouts for whole regions of a program.
+
+Values between convolutions get their channels in blocks of 16, innermost in memory, so that a tile
+is stored and read in order.  Inputs and outputs of the program stay as the user has them.
+"""
+
+from __future__ import annotations
+
+from cuvil.codegen.tuned.isa import BLOCK
+from cuvil.ir import expr as E
+from cuvil.ir.primitives import Constant, Input, Map, Program, Reduce, Value, definition_loads, static
+from cuvil.schedule.fuse import is_contraction
+from cuvil.schedule.place import Placer, as_join, as_pad
+from cuvil.schedule.storage import Layout, Storage, blocked
+
+
+def assign(program: Program, storage: Storage, placer: Placer) -> None:
+    """Choose the values that are stored in blocks of channels."""
+    region: set[Value] = set()
+    outputs = set(program.outputs)
+    for value in program.values:
+        if value not in outputs and value.scan is None and _wants(value, region):
+            region.add(value)
+    for value in list(region):
+        if as_join(value) is not None and not _join_fits(value, region):
+            region.discard(value)
+    for value in region:
+        root = storage.root(value)
+        if root in region:
+            storage.layouts[root] = blocked(root.rank, 1, BLOCK)
+    for value in list(program.values):
+        if storage.root(value) in region:
+            _pack_channel_weights(program, storage, value)
+
+
+def _wants(value: Value, region: set[Value]) -> bool:
+    d = value.definition
+    if not isinstance(d, (Map, Reduce)) or value.rank < 3 or isinstance(d, (Input, Constant)):
+        return False
+    channels = static(value.shape[1])
+    if channels is None or channels < 8 or any(static(s) is None for s in value.shape[2:]):
+        return False
+    if is_contraction(value):
+        return _is_convolution(value, d)
+    pad = as_pad(value)
+    if pad is not None:
+        return pad[0] in region and static(pad[1][1]) == 0
+    sources = [e for e in definition_loads(value) if not e.attr.is_constant]
+    if as_join(value) is not None:
+        return all(e.attr in region for e in sources)
+    big = [e for e in sources if e.attr.rank == value.rank and static(e.attr.shape[1]) == channels]
+    if not big or not any(e.attr in region for e in big):
+        return False
+    return all(e.attr in region and e.args[0] is d.axes[0] and e.args[1] is d.axes[1] for e in big if e.attr in region) or (
+        all(e.args[1] is d.axes[1] for e in big)
+    )
+
+
+def _is_convolution(value: Value, d: Map | Reduce) -> bool:
+    """A sum over taps of a window: positions and taps meet in an index."""
+    assert isinstance(d, Reduce)
+    for e in definition_loads(value):
+        if e.attr.rank == value.rank and len(d.reduced) == value.rank - 1 and e.args[0] is not d.axes[1]:
+            return all(
+                set(E.variables(i)) <= {*d.axes, *d.reduced} and d.axes[k + 2] in (*E.variables(i), d.axes[k + 2])
+                for k, i in enumerate(e.args[2:])
+            )
+    return False
+
+
+def _join_fits(value: Value, region: set[Value]) -> bool:
+    """Every part of a concatenation starts at a whole block of channels."""
+    for part, axis, start in as_join(value) or ():
+        if part not in region:
+            return False
+        if axis == 1 and ((static(start) or 0) % BLOCK or (static(part.shape[1]) or 0) % BLOCK):
+            last = start + part.shape[1] is value.shape[1] and (static(start) or 0) % BLOCK == 0
+            if not last:
+                return False
+    return True
+
+
+def _pack_channel_weights(program: Program, storage: Storage, value: Value) -> None:
+    """Depthwise weights ``[C, 1, taps...]`` in blocks of channels too."""
+    d = value.definition
+    if not isinstance(d, Reduce) or not any(
+        d.axes[1] in E.variables(*e.args) for e in definition_loads(value) if not e.attr.is_constant
+    ):
+        return
+    replaced: dict[E.Expr, E.Expr] = {}
+    for e in definition_loads(value):
+        w = e.attr
+        if w.is_constant and w.rank >= 2 and e.args[0] is d.axes[1] and len(d.reduced) and w.array.size > w.array.shape[0]:
+            packed = Value(f"{w.name}.blocked", w.dtype, w.shape, Constant(w.array), origin=value.origin)
+            rest = tuple((i, 1, 0) for i in range(1, w.rank))
+            storage.layouts[packed] = Layout(((0, BLOCK, 0), *rest, (0, 1, BLOCK)))
+            program.values.insert(program.values.index(value), packed)
+            replaced[e] = E.load(packed, e.args)
+    if replaced:
+        value.definition = Reduce(d.axes, d.reduced, d.op, E.substitute(d.body, replaced))
+

@@ -1,0 +1,183 @@
+"""Register-blocked micro-kernels: one tile of a contraction, as C text on GNU vectors.
+
+``acc[p][lane] = sum over k of a[row p, k] * w[k][lane]``: each element of `a` is broadcast against
+packed vectors of `w`.  Rows are fixed element offsets (a convolution's pixels) or have a run-time
+stride (a matrix's rows); k runs over nested loops whose strides in `a` are known, or one loop with
+run-time length and stride, while `w` is read straight through.
+
+Two things found by measurement: accumulators are named scalars of vector type, and a compiler
+barrier between the k steps keeps the compilers from hoisting loads and spilling accumulators.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+_ELEMENT = {"float32": "float", "int32": "int32_t", "uint8": "uint8_t", "int8": "int8_t"}
+
+UNROLL = 4
+"""Steps of k between two loop tests."""
+
+
+@dataclass(frozen=True)
+class KNest:
+    """Nested loops over k, outermost first: (extent, stride in `a`), None where given at run time.
+
+    Attributes:
+        start: element offset of the nest in `a`.
+        skip: elements of `w` to pass over after each run of the innermost loop.
+    """
+
+    loops: tuple[tuple[int | None, int | None], ...]
+    start: int = 0
+    skip: int = 0
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A micro-kernel.
+
+    Attributes:
+        rows: element offset of each row, or None entries' count where the stride is a run-time one.
+        stride: rows are at multiples of a run-time stride; those from a run-time count on repeat
+            the last one (the caller does not store them).
+        nests: the loops over k, one nest after the other.
+        vectors, width: vectors per row, and their elements.
+        a, w, acc: element types.
+        dot: k runs in groups of 4 bytes that one instruction multiplies and adds (VNNI).
+    """
+
+    rows: tuple[int, ...]
+    stride: bool
+    nests: tuple[KNest, ...]
+    vectors: int
+    width: int
+    a: str = "float32"
+    w: str = "float32"
+    acc: str = "float32"
+    dot: bool = False
+
+    @property
+    def lanes(self) -> int:
+        """Elements of one row of the tile."""
+        return self.vectors * self.width
+
+    @property
+    def name(self) -> str:
+        """A name that says what it is, and is the same for equal tiles only."""
+        tag = hashlib.sha256(repr(self).encode()).hexdigest()[:8]
+        return f"tile_{len(self.rows)}x{self.lanes}_{tag}"
+
+    @property
+    def run_time(self) -> list[str]:
+        """Names of the run-time arguments after the pointers, in order."""
+        names = ["row_stride", "row_count"] if self.stride else []
+        for n, nest in enumerate(self.nests):
+            for i, (extent, stride) in enumerate(nest.loops):
+                names += [f"e{n}_{i}"] if extent is None else []
+                names += [f"s{n}_{i}"] if stride is None else []
+        return names
+
+    def render(self) -> str:
+        """The C function ``name(a, w, acc, run-time arguments...)``."""
+        a, w, acc = _ELEMENT[self.a], _ELEMENT[self.w], _ELEMENT[self.acc]
+        parameters = [f"const {a} *restrict a", f"const {w} *restrict w", f"{acc} *restrict acc"]
+        parameters += [f"cv_idx {n}" for n in self.run_time]
+        lines = ["#include <immintrin.h>"] if self.dot else []
+        lines += [
+            f"static __attribute__((noinline)) void {self.name}({', '.join(parameters)}) {{",
+            f"    typedef {acc} V __attribute__((vector_size({self.width * 4})));",
+        ]
+        if not self.dot and self.w != self.acc:
+            lines.append(f"    typedef {w} W __attribute__((vector_size({self.width})));")
+        if self.stride:
+            for p in range(len(self.rows)):
+                where = f"({p} < row_count ? {p} : row_count - 1) * row_stride" if p else "0"
+                lines.append(f"    const {a} *const a{p} = a + {where};")
+        for b in range(self.vectors):
+            lines.append("    V " + ", ".join(f"c{b}_{p} = {{0}}" for p in range(len(self.rows))) + ";")
+        for n, nest in enumerate(self.nests):
+            lines += self._nest(n, nest, a)
+        for p in range(len(self.rows)):
+            for b in range(self.vectors):
+                lines.append(f"    *(V *)(acc + {(p * self.vectors + b) * self.width}) = c{b}_{p};")
+        return "\n".join([*lines, "}\n"])
+
+    def _nest(self, n: int, nest: KNest, a: str) -> list[str]:
+        lines = ["    {"]
+        offset = str(nest.start)
+        depth = 2
+        for i, (extent, stride) in enumerate(nest.loops):
+            pad = "    " * depth
+            stop = f"e{n}_{i}" if extent is None else str(extent)
+            step = f"s{n}_{i}" if stride is None else str(stride)
+            if i < len(nest.loops) - 1:
+                if extent == 1:
+                    continue
+                lines.append(f"{pad}for (cv_idx i{i} = 0; i{i} < {stop}; i{i}++) {{")
+                offset = f"{offset} + i{i} * {step}"
+                depth += 1
+            else:
+                lines += self._innermost(pad, offset, extent, stop, stride, step)
+                if nest.skip:
+                    lines.append(f"{pad}w += {nest.skip};")
+        for d in range(depth - 1, 0, -1):
+            lines.append("    " * d + "}")
+        return lines
+
+    def _innermost(
+        self, pad: str, offset: str, extent: int | None, stop: str, stride: int | None, step: str
+    ) -> list[str]:
+        lines = [f"{pad}cv_idx o = {offset};"]
+        group = 4 if self.dot else 1
+        unroll = 1
+        if extent is not None:
+            steps = extent // group
+            unroll = next(u for u in (UNROLL, 3, 2, 1) if steps % u == 0)
+        if extent == unroll * group:
+            return [*lines, *self._steps(pad, unroll, step), *self._advance(pad, unroll, step)]
+        lines.append(f"{pad}for (cv_idx k = 0; k < {stop}; k += {unroll * group}) {{")
+        lines += self._steps(pad + "    ", unroll, step)
+        lines += self._advance(pad + "    ", unroll, step)
+        return [*lines, f"{pad}}}"]
+
+    def _advance(self, pad: str, unroll: int, step: str) -> list[str]:
+        group = 4 if self.dot else 1
+        return [f"{pad}o += {unroll * group} * {step};", f"{pad}w += {unroll * self.lanes * group};"]
+
+    def _steps(self, pad: str, unroll: int, step: str) -> list[str]:
+        lines: list[str] = []
+        group = 4 if self.dot else 1
+        for u in range(unroll):
+            lines.append(f'{pad}__asm__ volatile("" ::: "memory");')
+            lines.append(f"{pad}{{")
+            for b in range(self.vectors):
+                at = (u * self.vectors + b) * self.width
+                if self.dot:
+                    lines.append(f"{pad}    const V w{b} = *(const V *)(w + {at * 4});")
+                elif self.w == self.acc:
+                    lines.append(f"{pad}    const V w{b} = *(const V *)(w + {at});")
+                else:
+                    lines.append(f"{pad}    const V w{b} = __builtin_convertvector(*(const W *)(w + {at}), V);")
+            for p, row in enumerate(self.rows):
+                base = f"a{p}[o" if self.stride else f"a[o + {row}"
+                if u:
+                    base += f" + {u * group} * {step}"
+                lines.append(f"{pad}    {self._multiply(p, base + ']')}")
+            lines.append(f"{pad}}}")
+        return lines
+
+    def _multiply(self, p: int, element: str) -> str:
+        if self.dot:
+            bits = self.width * 32
+            prefix = "_mm" if bits == 128 else f"_mm{bits}"
+            load = f"int32_t x; __builtin_memcpy(&x, &{element}, 4); const __m{bits}i v = {prefix}_set1_epi32(x);"
+            terms = [
+                f"c{b}_{p} = (V){prefix}_dpbusd_epi32((__m{bits}i)c{b}_{p}, v, (__m{bits}i)w{b});"
+                for b in range(self.vectors)
+            ]
+        else:
+            load = f"const {_ELEMENT[self.acc]} x = {element};"
+            terms = [f"c{b}_{p} += w{b} * x;" for b in range(self.vectors)]
+        return f"{{ {load} {' '.join(terms)} }}"

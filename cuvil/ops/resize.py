@@ -1,0 +1,301 @@
+"""Resize: interpolation along axes, one after the other.
+
+Where an output lies in the input is kept as an exact fraction of index expressions, so that nearest
+neighbours do not hang on rounding, and sizes may be symbolic.  Indices and weights are vectors of
+their own, which folding turns into tables where the sizes are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from cuvil.ir import evaluate
+from cuvil.ir import expr as E
+from cuvil.ir.expr import Expr
+from cuvil.ir.primitives import Value, static
+from cuvil.ops.registry import Context, lowering
+
+TRANSFORMATIONS = (
+    "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric",
+    "tf_half_pixel_for_nn", "tf_crop_and_resize",
+)  # fmt: skip
+ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A positive fraction of index expressions."""
+
+    top: Expr
+    bottom: Expr
+
+
+def _simple(number: float) -> Fraction:
+    """The simplest fraction that is `number` in float32: what 0.6 was meant to be."""
+    exact = Fraction(number)
+    for limit in (64, 4096):
+        near = exact.limit_denominator(limit)
+        if np.float32(near.numerator / near.denominator) == np.float32(number):
+            return near
+    return exact
+
+
+def _ratio(f: Fraction) -> Ratio:
+    return Ratio(E.const(f.numerator), E.const(f.denominator))
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis that is resized.
+
+    Attributes:
+        axis: which.
+        length, out: its sizes before and after.
+        scale: after by before, not rounded.
+        start, end: the region of interest for ``tf_crop_and_resize``, as fractions of the axis.
+    """
+
+    axis: int
+    length: Expr
+    out: Expr
+    scale: Ratio
+    start: Fraction = Fraction(0)
+    end: Fraction = Fraction(1)
+
+    def position(self, mode: str, o: Expr) -> Ratio:
+        """Where output `o` lies on the input's axis (formulas of ONNX, Resize); the bottom is positive."""
+        p, q, n, m = self.scale.top, self.scale.bottom, self.length, self.out
+        one = E.const(1)
+        if mode == "asymmetric":
+            return Ratio(o * q, p)
+        if mode == "tf_half_pixel_for_nn":
+            return Ratio((o * 2 + 1) * q, p * 2)
+        single = E.eq(m, 1)
+        if mode == "align_corners":
+            return Ratio(E.select(single, 0, o * (n - 1)), E.select(single, one, m - 1))
+        if mode == "tf_crop_and_resize":
+            common = np.lcm(self.start.denominator, self.end.denominator)
+            start, end = int(self.start * common), int(self.end * common)
+            many = (n - 1) * ((m - 1) * start + o * (end - start))
+            top = E.select(single, (n - 1) * (start + end), many)
+            return Ratio(top, E.select(single, E.const(2 * common), (m - 1) * common))
+        half = (o * 2 + 1) * q - p
+        if mode == "half_pixel_symmetric":
+            half = half + n * p - m * q
+        if mode == "pytorch_half_pixel":
+            half = E.select(single, 0, half)
+        return Ratio(half, p * 2)
+
+
+def _sizes(c: Context, axes: Sequence[int]) -> list[Axis]:
+    """The axes that change, from the scales or the sizes."""
+    x = c.x
+    crop = c.attr("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize"
+    roi = c.constant(1)
+    if crop and (roi is None or roi.size != 2 * len(axes)):
+        raise c.unsupported("the region of interest must be known at compile time")
+    regions = [(Fraction(0), Fraction(1))] * len(axes)
+    if crop and roi is not None:
+        corners = [_simple(float(v)) for v in roi]
+        regions = list(zip(corners[: len(axes)], corners[len(axes) :]))
+    found = []
+    for axis, (out, scale), (start, end) in zip(axes, _targets(c, axes, regions), regions):
+        if crop or out is not x.shape[axis] or scale.top is not scale.bottom:
+            found.append(Axis(axis, x.shape[axis], out, scale, start, end))
+    return found
+
+
+def _targets(
+    c: Context, axes: Sequence[int], regions: Sequence[tuple[Fraction, Fraction]]
+) -> list[tuple[Expr, Ratio]]:
+    """Output size and scale of each of `axes`."""
+    lengths = [c.x.shape[a] for a in axes]
+    sizes = c.known_ints(3, "sizes")
+    if sizes:
+        if len(sizes) != len(axes):
+            raise c.error(f"{len(sizes)} sizes for {len(axes)} axes")
+        policy = c.attr("keep_aspect_ratio_policy", "stretch")
+        if policy == "stretch":
+            return [(m, Ratio(m, n)) for m, n in zip(sizes, lengths)]
+        known = [(static(m), static(n)) for m, n in zip(sizes, lengths)]
+        choices = [Fraction(m, n) for m, n in known if m is not None and n is not None]
+        if len(choices) < len(known):
+            raise c.unsupported(f"keep_aspect_ratio_policy '{policy}' needs sizes known at compile time")
+        scale = min(choices) if policy == "not_larger" else max(choices)
+        return [(E.const(int(scale * (static(n) or 0) + Fraction(1, 2))), _ratio(scale)) for n in lengths]
+    scales = c.constant(2)
+    if scales is None:
+        raise c.unsupported("input 'scales' must be known at compile time")
+    if scales.size != len(axes) or not (scales > 0).all():
+        raise c.error(f"scales {scales.tolist()} are not {len(axes)} positive numbers")
+    targets = []
+    for n, s, (start, end) in zip(lengths, scales, regions):
+        whole = _simple(float(s)) * (end - start)
+        targets.append((E.floordiv(n * whole.numerator, whole.denominator), _ratio(_simple(float(s)))))
+    return targets
+
+
+@lowering("Resize")
+def resize(c: Context) -> Value:
+    """Interpolated to other sizes; nearest, linear and cubic, with or without antialiasing.
+
+    ``align_corners`` uses the output's real size, as onnxruntime does; ONNX's reference takes
+    scale times size, unrounded.
+    """
+    x, mode = c.x, c.attr("mode", "nearest")
+    transformation = c.attr("coordinate_transformation_mode", "half_pixel")
+    if mode not in ("nearest", "linear", "cubic") or transformation not in TRANSFORMATIONS:
+        raise c.error(f"mode '{mode}' with '{transformation}' is none of ONNX's")
+    given = c.attr("axes")
+    axes = list(range(x.rank)) if given is None else [c.normal(a, x.rank) for a in given]
+    changed = _sizes(c, axes)
+    y = x
+    if mode != "nearest" and not E.is_float(x.dtype):
+        y = c.b.cast(x, "float32")
+    for axis in changed:
+        y = _nearest(c, y, axis, transformation) if mode == "nearest" else _blend(c, y, axis, transformation)
+    if transformation == "tf_crop_and_resize":
+        y = _extrapolate(c, y, changed)
+    return c.b.cast(y, x.dtype) if y is not x else c.b.map(x.shape, lambda *i: x[i])
+
+
+def _replaced(shape: Sequence[Expr], axis: Axis) -> list[Expr]:
+    return [axis.out if k == axis.axis else s for k, s in enumerate(shape)]
+
+
+def _clamp(i: Expr, length: Expr) -> Expr:
+    return E.maximum(E.minimum(i, length - 1), 0)
+
+
+def _nearest(c: Context, x: Value, axis: Axis, transformation: str) -> Value:
+    rounding = c.attr("nearest_mode", "round_prefer_floor")
+    if rounding not in ROUNDINGS:
+        raise c.error(f"nearest_mode '{rounding}' is none of {', '.join(ROUNDINGS)}")
+
+    def index(o: Expr) -> Expr:
+        at = axis.position(transformation, o)
+        top, bottom = at.top, at.bottom
+        if rounding.startswith("round"):
+            top, bottom = top * 2, bottom * 2
+            top = top - at.bottom if rounding == "round_prefer_floor" else top + at.bottom
+        down = rounding in ("floor", "round_prefer_ceil")
+        whole = E.floordiv(top, bottom) if down else -E.floordiv(-top, bottom)
+        return _clamp(whole, axis.length)
+
+    picks = c.b.map([axis.out], index)
+    at = _closed_form(picks, axis.length)
+
+    def body(*i: Expr) -> Expr:
+        o = i[axis.axis]
+        return x[tuple((picks[o] if at is None else at(o)) if k == axis.axis else v for k, v in enumerate(i))]
+
+    return c.b.map(_replaced(x.shape, axis), body)
+
+
+def _closed_form(picks: Value, length: Expr) -> _Form | None:
+    """Indices of known sizes as a plain formula, where they are ``o * step + start`` or
+    ``o // repeats``."""
+    n, m = static(length), static(picks.shape[0])
+    if n is None or not m:
+        return None
+    table = evaluate.value(picks, lambda v: v.array)
+    at = np.arange(m)
+    step = int(table[1] - table[0]) if m > 1 else 0
+    for form in (_Form(step, int(table[0]), 1), _Form(1, 0, max(m // n, 1))):
+        if np.array_equal(table, at * form.step // form.repeats + form.start):
+            return form
+    return None
+
+
+@dataclass(frozen=True)
+class _Form:
+    """``o * step // repeats + start``."""
+
+    step: int
+    start: int
+    repeats: int
+
+    def __call__(self, o: Expr) -> Expr:
+        return E.floordiv(o * self.step, self.repeats) + self.start
+
+
+def _blend(c: Context, x: Value, axis: Axis, transformation: str) -> Value:
+    """Weighted sums of neighbours along one axis."""
+    b, kind = c.b, c.attr("mode")
+    reach, sharp = (1, None) if kind == "linear" else (2, c.attr("cubic_coeff_a", -0.75))
+    shrink: Fraction | None = None
+    if c.attr("antialias", 0):
+        top, bottom = static(axis.scale.top), static(axis.scale.bottom)
+        if top is None or bottom is None:
+            raise c.unsupported("antialiasing needs sizes known at compile time")
+        shrink = min(Fraction(top, bottom), Fraction(1))
+        reach = -(-reach * shrink.denominator // shrink.numerator)
+    taps = 2 * reach
+    real = "float64" if x.dtype == "float64" else "float32"
+
+    def base(o: Expr) -> tuple[Expr, Expr]:
+        """The first tap's index and the distance of the position from the tap before the middle."""
+        at = axis.position(transformation, o)
+        whole = E.floordiv(at.top, at.bottom)
+        part = E.cast(at.top - whole * at.bottom, real) / E.cast(at.bottom, real)
+        return whole - (reach - 1), part
+
+    def weight(o: Expr, t: Expr) -> Expr:
+        first, part = base(o)
+        distance = E.unary("abs", E.cast(t - (reach - 1), real) - part)
+        if shrink is not None:
+            distance = distance * float(shrink)
+        w = E.maximum(1 - distance, 0) if sharp is None else _cubic(distance, sharp)
+        if not c.attr("exclude_outside", 0):
+            return w
+        source = first + t
+        inside = E.le(0, source) & E.lt(source, axis.length)
+        return E.select(inside, w, E.const(0, real))
+
+    weights = b.map([axis.out, taps], weight)
+    if c.attr("exclude_outside", 0) or shrink is not None:
+        total = b.reduce_axes("sum", weights, [1])
+        weights = b.elementwise(lambda w, s: w / s, weights, total)
+    picks = b.map([axis.out, taps], lambda o, t: _clamp(base(o)[0] + t, axis.length))
+
+    def term(i: Sequence[Expr], t: Expr) -> Expr:
+        o = i[axis.axis]
+        at = tuple(picks[(o, t)] if k == axis.axis else v for k, v in enumerate(i))
+        return x[at] * E.cast(weights[(o, t)], x.dtype)
+
+    shape = _replaced(x.shape, axis)
+    if taps > 4:
+        return b.reduce("sum", shape, [taps], lambda i, r: term(i, r[0]))
+
+    def body(*i: Expr) -> Expr:
+        total = term(i, E.const(0))
+        for t in range(1, taps):
+            total = total + term(i, E.const(t))
+        return total
+
+    return b.map(shape, body)
+
+
+def _cubic(d: Expr, a: float) -> Expr:
+    """Keys' cubic convolution kernel at distance `d`."""
+    near = ((d * (a + 2)) - (a + 3)) * d * d + 1
+    far = ((d * a - 5 * a) * d + 8 * a) * d - 4 * a
+    return E.select(E.le(d, 1), near, E.select(E.lt(d, 2), far, E.const(0, d.dtype)))
+
+
+def _extrapolate(c: Context, y: Value, axes: Sequence[Axis]) -> Value:
+    """`y` with the extrapolation value where the position is outside of the input."""
+    fill = c.attr("extrapolation_value", 0.0)
+
+    def body(*i: Expr) -> Expr:
+        inside: Expr = E.const(True, "bool")
+        for axis in axes:
+            at = axis.position("tf_crop_and_resize", i[axis.axis])
+            inside &= E.le(0, at.top) & E.le(at.top, (axis.length - 1) * at.bottom)
+        return E.select(inside, y[i], fill if E.is_float(y.dtype) else int(fill))
+
+    return c.b.map(y.shape, body)

@@ -1,0 +1,214 @@
+"""The report: one HTML file, pictures as inline SVG, nothing loaded from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from cuvil import __version__
+from cuvil.report import layers
+from cuvil.report.text import amount, duration, size
+
+Result = Mapping[str, Any]
+
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
+"""Colours of the devices in the profile's order, told apart by colour-blind readers too (Okabe and Ito)."""
+
+MAX_DRAWN_NODES = 600
+BOX = (138.0, 30.0)
+
+_STYLE = """
+body { font: 14px/1.45 system-ui, sans-serif; color: #1c2733; max-width: 1180px; margin: 2em auto; padding: 0 1em }
+h1 { font-size: 1.6em; margin: 0 } h2 { font-size: 1.15em; margin: 2em 0 .5em; border-bottom: 1px solid #d5dbe1 }
+p.sub { color: #5b6875; margin: .2em 0 1em } .tiles { display: flex; flex-wrap: wrap; gap: 12px }
+.tile { border: 1px solid #d5dbe1; border-radius: 6px; padding: 8px 14px; min-width: 120px }
+.tile b { display: block; font-size: 1.25em } .tile span { color: #5b6875; font-size: .85em }
+table { border-collapse: collapse; width: 100% } th { text-align: left; color: #5b6875; font-weight: 600 }
+td, th { padding: 3px 10px 3px 0; border-bottom: 1px solid #edf0f3; vertical-align: top }
+td.n, th.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums }
+td.from { color: #5b6875; max-width: 280px; overflow-wrap: anywhere } td.bar { width: 22% }
+.bar div { height: 12px; border-radius: 2px; margin-top: 4px; min-width: 1px }
+.box { overflow: auto; max-height: 85vh; border: 1px solid #d5dbe1; border-radius: 6px; padding: 8px }
+.key { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin-right: .4em }
+svg text { font: 11px system-ui, sans-serif; fill: #1c2733 } svg .dim { fill: #5b6875 }
+"""
+
+
+def page(report: Result) -> str:
+    """The page for what `commands.report` gathered."""
+    colours = {d["name"]: PALETTE[i % len(PALETTE)] for i, d in enumerate(report["devices"])}
+    title = f"{escape(report['model'])} on {escape(report['target'])}"
+    parts = [
+        f"<h1>{title}</h1><p class=sub>{escape(report['board'])} &middot; Cuvil {__version__}</p>",
+        _tiles(report),
+        "".join(f"<p class=sub>{escape(note)}</p>" for note in report["notes"]),
+        "<h2>Who runs what</h2>",
+        _devices(report, colours),
+        _segments(report, colours),
+        "<h2>Kernels</h2>",
+        _kernels(report, colours),
+        "<h2>Working memory</h2>",
+        "".join(_arena(arena, colours) for arena in report["arenas"]),
+        "<h2>Network</h2>",
+        _network(report["nodes"], colours),
+    ]
+    body = "\n".join(part for part in parts if part)
+    return (
+        f"<!doctype html>\n<html lang=en><meta charset=utf-8><title>{title}</title>\n"
+        f"<meta name=viewport content='width=device-width'>\n<style>{_STYLE}</style>\n<body>\n{body}\n</body></html>\n"
+    )
+
+
+def _tiles(report: Result) -> str:
+    low, high = report["interval_ns"]
+    arena = report["workspace_bytes"]
+    tiles = [
+        (duration(report["latency_ns"]), f"predicted latency ({duration(low)} to {duration(high)})"),
+        (f"{amount(sum(k['flops'] for k in report['kernels']))}FLOP", "floating-point operations"),
+        (size(sum(k["dram_bytes"] for k in report["kernels"])), "memory traffic"),
+        (size(report["weights_bytes"]), "weights"),
+        ("symbolic" if arena is None else size(arena), "working memory"),
+        (str(len(report["kernels"])), f"kernels from {len(report['nodes'])} nodes"),
+    ]
+    inner = "".join(f"<div class=tile><b>{escape(a)}</b><span>{escape(b)}</span></div>" for a, b in tiles)
+    return f"<div class=tiles>{inner}</div>"
+
+
+def _devices(report: Result, colours: Mapping[str, str]) -> str:
+    rows = [
+        [
+            f"<span class=key style='background:{colours[d['name']]}'></span>{escape(d['name'])}",
+            escape(f"{d['kind']}, {d['isa']}"),
+            str(d["nodes"]),
+            escape(f"left out: {d['left_out']}" if d["left_out"] else ""),
+        ]
+        for d in report["devices"]
+    ]
+    return _table(("device", "kind", "nodes", ""), rows, numbers=(2,))
+
+
+def _segments(report: Result, colours: Mapping[str, str]) -> str:
+    if len(report["segments"]) < 2:
+        return ""
+    rows = [
+        [
+            str(k),
+            f"<span class=key style='background:{colours[s['device']]}'></span>{escape(s['device'])}",
+            str(len(s["nodes"])),
+            escape(", ".join(s["inputs"])),
+            escape(", ".join(s["outputs"])),
+        ]
+        for k, s in enumerate(report["segments"])
+    ]
+    return _table(("segment", "device", "nodes", "reads", "writes"), rows, numbers=(0, 2))
+
+
+def _kernels(report: Result, colours: Mapping[str, str]) -> str:
+    longest = max((k["latency_ns"] for k in report["kernels"]), default=0) or 1
+    rows = [
+        [
+            escape(k["name"]),
+            escape(k["device"]),
+            escape(", ".join(k.get("origin", ()))),
+            amount(k["flops"]),
+            size(k["dram_bytes"]),
+            size(k["pcie_bytes"]),
+            duration(k["latency_ns"]),
+            f"<div style='width:{100 * k['latency_ns'] / longest:.1f}%;background:{colours[k['device']]}'></div>",
+        ]
+        for k in report["kernels"]
+    ]
+    titles = ("kernel", "device", "from", "FLOP", "DRAM", "PCIe", "predicted", "")
+    return _table(titles, rows, numbers=(3, 4, 5, 6), classes={2: "from", 7: "bar"})
+
+
+def _table(
+    titles: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    numbers: Sequence[int] = (),
+    classes: Mapping[int, str] | None = None,
+) -> str:
+    """A table of cells that are HTML already."""
+    kinds = [(classes or {}).get(i, "n" if i in numbers else "") for i in range(len(titles))]
+    head = "".join(f"<th class='{c}'>{escape(t)}</th>" for t, c in zip(titles, kinds))
+    lines = ["".join(f"<td class='{c}'>{cell}</td>" for cell, c in zip(row, kinds)) for row in rows]
+    return f"<table><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+
+def _arena(arena: Result, colours: Mapping[str, str]) -> str:
+    """The arena map of one segment: steps from left to right, offsets upwards."""
+    name = f"{arena['device']}, segment {arena['segment']}"
+    if arena["bytes"] is None:
+        return f"<p>{escape(name)}: the sizes are symbolic; bind them with --shape to see the map.</p>"
+    if not arena["buffers"]:
+        return f"<p>{escape(name)}: no working memory.</p>"
+    width, height, margin = 1000.0, 300.0, 70.0
+    across, upwards = width / max(arena["steps"], 1), height / arena["bytes"]
+    colour = colours[arena["device"]]
+    boxes = []
+    for buffer in arena["buffers"]:
+        x, w = margin + buffer["first"] * across, (buffer["last"] - buffer["first"] + 1) * across
+        h = buffer["bytes"] * upwards
+        y = 10 + height - buffer["offset"] * upwards - h
+        hint = f"{buffer['name']}: {size(buffer['bytes'])} at {buffer['offset']}, steps {buffer['first']} to {buffer['last']}"
+        fits = h > 13 and w > 7 * len(buffer["name"])
+        label = f"<text x='{x + 4:.1f}' y='{y + h / 2 + 4:.1f}'>{escape(buffer['name'])}</text>" if fits else ""
+        boxes.append(
+            f"<g><title>{escape(hint)}</title><rect x='{x:.1f}' y='{y:.1f}' width='{max(w - 1, 1):.1f}' "
+            f"height='{max(h, 0.7):.1f}' fill='{colour}' fill-opacity='.3' stroke='{colour}'/>{label}</g>"
+        )
+    marks = "".join(
+        f"<text class=dim x='{margin - 6}' y='{14 + height * (1 - f):.0f}' text-anchor='end'>"
+        f"{size(arena['bytes'] * f)}</text>"
+        for f in (0.0, 0.5, 1.0)
+    )
+    frame = f"<rect x='{margin}' y='10' width='{width}' height='{height}' fill='none' stroke='#d5dbe1'/>"
+    caption = (
+        f"<text class=dim x='{margin}' y='{height + 28}'>{escape(name)}: {size(arena['bytes'])}, "
+        f"steps 0 to {arena['steps'] - 1} from left to right</text>"
+    )
+    return f"<svg viewBox='0 0 {width + margin + 10} {height + 36}' width='100%'>{frame}{''.join(boxes)}{marks}{caption}</svg>"
+
+
+def _network(nodes: Sequence[Result], colours: Mapping[str, str]) -> str:
+    """The graph, one box a node in its device's colour."""
+    drawn = nodes[:MAX_DRAWN_NODES]
+    producer = {name: i for i, node in enumerate(drawn) for name in node["outputs"]}
+    edges = dict.fromkeys(
+        (producer[name], i) for i, node in enumerate(drawn) for name in node["inputs"] if name in producer
+    )
+    drawing = layers.draw(len(drawn), list(edges))
+    lines = "".join(f"<path d='{_curve(way)}' fill='none' stroke='#9aa7b3'/>" for way in drawing.edges)
+    boxes = []
+    for node, (x, y) in zip(drawn, drawing.nodes):
+        w, h = BOX
+        colour = colours[node["device"]]
+        hint = f"{node['op']} {node['name']} on {node['device']}: {', '.join(node['shapes'])}"
+        boxes.append(
+            f"<g><title>{escape(hint)}</title><rect x='{x - w / 2:.1f}' y='{y - h / 2:.1f}' width='{w}' height='{h}' "
+            f"rx='4' fill='white' stroke='{colour}'/><rect x='{x - w / 2:.1f}' y='{y - h / 2:.1f}' width='4' "
+            f"height='{h}' fill='{colour}'/><text x='{x:.1f}' y='{y - 2:.1f}' text-anchor='middle'>"
+            f"{escape(node['op'][:20])}</text><text class=dim x='{x:.1f}' y='{y + 10:.1f}' text-anchor='middle'>"
+            f"{escape(_short(node['shapes'][0] if node['shapes'] else ''))}</text></g>"
+        )
+    more = f"<p>The first {len(drawn)} of {len(nodes)} nodes.</p>" if len(drawn) < len(nodes) else ""
+    return (
+        f"{more}<div class=box><svg viewBox='0 0 {drawing.width:.0f} {drawing.height:.0f}' width='{drawing.width:.0f}' "
+        f"height='{drawing.height:.0f}' style='display:block;margin:auto'>{lines}{''.join(boxes)}</svg></div>"
+    )
+
+
+def _curve(way: Sequence[layers.Point]) -> str:
+    """A smooth line through the points of an edge, from a box's lower rim to another's upper one."""
+    half = BOX[1] / 2
+    points = [(way[0][0], way[0][1] + half), *way[1:-1], (way[-1][0], way[-1][1] - half)]
+    text = f"M{points[0][0]:.1f} {points[0][1]:.1f}"
+    for (x0, y0), (x1, y1) in zip(points, points[1:]):
+        middle = (y0 + y1) / 2
+        text += f"C{x0:.1f} {middle:.1f} {x1:.1f} {middle:.1f} {x1:.1f} {y1:.1f}"
+    return text
+
+
+def _short(text: str, limit: int = 22) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -1,0 +1,80 @@
+"""What the commands found out, as text for a terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cuvil.report.text import facts, size, table
+
+Result = Mapping[str, Any]
+
+
+def compiled(result: Result) -> str:
+    """`commands.compile_library`."""
+    arena = result["workspace_bytes"]
+    rows = [
+        ("library", f"{result['library']}  {size(result['library_bytes'])}, {result['triple']}"),
+        ("header", result["header"]),
+        ("weights", size(result["weights_bytes"])),
+        ("arena", f"depends on {', '.join(result['symbols'])}" if arena is None else size(arena)),
+        *(("device", _device(d)) for d in result["devices"]),
+        *(("input", _tensor(t)) for t in result["inputs"]),
+        *(("output", _tensor(t)) for t in result["outputs"]),
+        ("call", result["prototype"]),
+    ]
+    return facts(rows)
+
+
+def partitioned(result: Result) -> str:
+    """`commands.partition`."""
+    devices = [[d["name"], d["kind"], d["isa"], str(d["nodes"]), d["left_out"] or ""] for d in result["devices"]]
+    segments = [
+        [str(k), s["device"], str(len(s["nodes"])), _ends(s["nodes"]), _names(s["inputs"]), _names(s["outputs"])]
+        for k, s in enumerate(result["segments"])
+    ]
+    return "\n\n".join(
+        [
+            table(devices, ("device", "kind", "isa", "nodes", "left out"), "<<<>"),
+            table(segments, ("segment", "device", "nodes", "from .. to", "reads", "writes"), "><>"),
+        ]
+    )
+
+
+def targets(result: Result) -> str:
+    """`commands.list_targets`, or `commands.show_target` as JSON."""
+    if "targets" not in result:
+        return json.dumps(result, indent=2)
+    return table([[t["name"], t.get("error") or t["description"]] for t in result["targets"]])
+
+
+def probed(result: Result) -> str:
+    """`commands.probe`."""
+    target = result["target"]
+    rows = [("profile", result["profile"]), ("board", target["board"]), ("triple", target["triple"])]
+    for name, d in target["devices"].items():
+        caches = ", ".join(f"{k} {size(d['caches'][k])}" for k in ("l1d", "l2", "l3") if d["caches"][k])
+        rows.append(("device", f"{name}: {d['isa']}, {d['cores']} cores, {d['frequency'] / 1e9:.3g} GHz, {caches}"))
+    for name, m in target["memories"].items():
+        rows.append(("memory", f"{name}: {size(m['size'])}, {m['bandwidth'] / 1e9:.3g} GB/s"))
+    return facts(rows)
+
+
+def _device(device: Result) -> str:
+    kind = f"{device['name']} ({device['isa']})"
+    if device["left_out"]:
+        return f"{kind}: left out, {device['left_out']}"
+    return f"{kind}: {device['nodes']} nodes in {device['kernels']} kernels, {device['arithmetic']}"
+
+
+def _tensor(tensor: Result) -> str:
+    return f"{tensor['name']}: {tensor['dtype']} [{', '.join(map(str, tensor['shape']))}]"
+
+
+def _ends(nodes: Sequence[str]) -> str:
+    return nodes[0] if len(nodes) == 1 else f"{nodes[0]} .. {nodes[-1]}" if nodes else ""
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 3 else f"{', '.join(names[:2])} and {len(names) - 2} more"

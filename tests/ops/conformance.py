@@ -1,0 +1,165 @@
+"""ONNX's own backend tests (its node cases), compiled to C and run.
+
+``python tests/ops/conformance.py --update`` writes what is the case now to ``expectations.json``;
+with names of cases (or beginnings of names) instead it prints how these fare.
+
+A case passes where all outputs agree with the suite's within the suite's tolerances.  Inputs that a
+lowering must know at compile time (axes, shapes) are inputs of the graph in these cases; such a case
+does not pass, but is tried once more with them as constants, which is recorded apart.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import numpy_helper
+
+HERE = Path(__file__).resolve().parent
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(HERE), str(HERE.parents[1])]
+
+import native
+
+from cuvil.errors import CuvilError, UnsupportedError
+
+EXPECTATIONS = HERE / "expectations.json"
+
+PASS = "pass"
+RUN_TIME = "needs a run-time value at compile time"
+
+CONSTANTS = frozenset(
+    "axes shape repeats starts ends steps k K pads split depth sizes scales roi axis output_shape "
+    "start limit delta diagonal block_shape size M tensor seq_len".split()
+)
+"""Formal names of inputs that lowerings need at compile time."""
+
+
+def cases() -> dict[str, Any]:
+    """The suite's node cases by name."""
+    from onnx.backend.test.loader import load_model_tests
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return {case.name: case for case in load_model_tests(kind="node")}
+
+
+def verdicts(chosen: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
+    """`PASS` or the reason of each case, and the same for those tried with constant shape inputs."""
+    first = _judge({name: (case.model, case) for name, case in chosen.items()})
+    again = {
+        name: (_with_constants(chosen[name]), chosen[name]) for name, v in first.items() if v == RUN_TIME
+    }
+    return first, _judge(again)
+
+
+def _judge(models: Mapping[str, tuple[onnx.ModelProto, Any]]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    schedules = {}
+    for name, (model, _) in models.items():
+        try:
+            schedules[name] = native.prepare(model)
+        except CuvilError as error:
+            found[name] = reason(error)
+        except Exception as error:
+            found[name] = f"BUG {type(error).__name__}: {error}"
+    libraries = native.build(schedules)
+    tasks = []
+    for name, s in schedules.items():
+        if not libraries[name][0]:
+            found[name] = libraries[name][1]
+            continue
+        inputs, _ = models[name][1].data_sets[0]
+        names = [v.name for v in models[name][1].model.graph.input]
+        try:
+            tasks.append(native.call(name, s, libraries[name], dict(zip(names, map(as_array, inputs)))))
+        except ValueError as error:
+            found[name] = f"BUG {error}"
+    for name, result in native.run(tasks).items():
+        case = models[name][1]
+        found[name] = result if isinstance(result, str) else compare(case, result)
+    return {name: found[name] for name in models}
+
+
+def as_array(value: Any) -> npt.NDArray[Any]:
+    return numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else np.asarray(value)
+
+
+def compare(case: Any, results: list[npt.NDArray[Any]]) -> str:
+    """`PASS`, or how the results differ from the suite's."""
+    _, wanted = case.data_sets[0]
+    for number, (got, want) in enumerate(zip(results, map(as_array, wanted))):
+        if got.dtype != want.dtype or got.shape != want.shape:
+            return f"output {number} is {got.dtype}{list(got.shape)}, not {want.dtype}{list(want.shape)}"
+        if got.dtype.kind in "biu":
+            wrong = int((got != want).sum())
+        else:
+            wide = np.float64
+            near = np.isclose(
+                got.astype(wide), want.astype(wide), rtol=case.rtol, atol=case.atol, equal_nan=True
+            )
+            wrong = int((~near).sum())
+        if wrong:
+            return f"output {number}: {wrong} of {got.size} elements are wrong"
+    return PASS
+
+
+def reason(error: CuvilError) -> str:
+    """The reason that goes into the record: the message without what differs from case to case."""
+    text = error.message
+    if isinstance(error, UnsupportedError) and ("known at compile time" in text or "at compile time" in text):
+        return RUN_TIME
+    return text if isinstance(error, UnsupportedError) else f"refused: {text}"
+
+
+def _with_constants(case: Any) -> onnx.ModelProto:
+    """The case with the inputs in `CONSTANTS` as initializers."""
+    model = onnx.ModelProto()
+    model.CopyFrom(case.model)
+    inputs, _ = case.data_sets[0]
+    values = {v.name: as_array(a) for v, a in zip(case.model.graph.input, inputs)}
+    fixed: set[str] = set()
+    opset = max(o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
+    for node in model.graph.node:
+        if node.domain or not onnx.defs.has(node.op_type):
+            continue
+        formal = onnx.defs.get_schema(node.op_type, opset).inputs
+        for position, name in enumerate(node.input):
+            parameter = formal[min(position, len(formal) - 1)]
+            if parameter.name in CONSTANTS and name in values:
+                fixed.add(name)
+    kept = [v for v in model.graph.input if v.name not in fixed]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    model.graph.initializer.extend(numpy_helper.from_array(values[n], n) for n in sorted(fixed))
+    return model
+
+
+def main(arguments: Iterable[str]) -> None:
+    """Print the verdicts of the cases named, or with ``--update`` record all."""
+    names = list(arguments)
+    every = cases()
+    if names == ["--update"]:
+        first, again = verdicts(every)
+        text = json.dumps({"cases": first, "with_constants": again}, indent=1, sort_keys=True)
+        EXPECTATIONS.write_text(text + "\n")
+        passed = sum(v == PASS for v in first.values())
+        more = sum(v == PASS for v in again.values())
+        print(f"{passed} of {len(first)} pass, {more} of {len(again)} more with constant shape inputs")
+        return
+    chosen = {name: case for name, case in every.items() if any(name.startswith(n) for n in names)}
+    first, again = verdicts(chosen)
+    for name, verdict in first.items():
+        print(f"{name}: {verdict}" + (f"; with constants: {again[name]}" if name in again else ""))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,238 @@
+"""Many small programs compiled into one native library and run, each apart from the others.
+
+Everything between a model and its outputs is the compiler's own path without tuned kernels.  The
+code runs in a child process, so that a crash or an endless loop is the finding of one case.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+BATCH = 120
+"""Programs per C file."""
+
+GUARD = 64
+"""Bytes around each buffer that must stay as they were."""
+
+TIMEOUT_S = 60
+
+
+@dataclass(frozen=True)
+class Task:
+    """One call of generated code, in plain data."""
+
+    name: str
+    library: str
+    symbol: str
+    sizes: tuple[int, ...]
+    inputs: tuple[Array, ...]
+    outputs: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
+    workspace: int
+
+
+def prepare(model: Any) -> Any:
+    """An ONNX model (a proto) imported, lowered and scheduled without tuned kernels."""
+    from cuvil.frontend.importer import canonicalize
+    from cuvil.frontend.onnx_reader import graph_from_proto
+    from cuvil.schedule.lower import lower
+    from cuvil.schedule.plan import schedule
+
+    graph = graph_from_proto(model)
+    canonicalize(graph)
+    return schedule(lower(graph), None)
+
+
+def outputs(
+    models: Mapping[str, tuple[Any, Mapping[str, Array]]], opt_level: str = "1"
+) -> dict[str, list[Array]]:
+    """The outputs of each ``(model, feeds)``; fails where one cannot be compiled or run."""
+    schedules = {name: prepare(model) for name, (model, _) in models.items()}
+    libraries = build(schedules, opt_level)
+    tasks = [call(name, schedules[name], libraries[name], feeds) for name, (_, feeds) in models.items()]
+    results = run(tasks)
+    failed = {name: r for name, r in results.items() if isinstance(r, str)}
+    assert not failed, failed
+    return {name: r for name, r in results.items() if not isinstance(r, str)}
+
+
+# --- building --------------------------------------------------------------------------------------
+
+
+def build(schedules: Mapping[str, Any], opt_level: str = "1") -> dict[str, tuple[str, str]]:
+    """(library, symbol) of each schedule, or ("", what is wrong)."""
+    from cuvil.codegen.program import Part, render
+    from cuvil.errors import UnsupportedError
+
+    found: dict[str, tuple[str, str]] = {}
+    parts = []
+    for number, (name, s) in enumerate(schedules.items()):
+        part = Part(s, f"case{number % BATCH}")
+        try:
+            render([part], "case")
+        except UnsupportedError as error:
+            found[name] = ("", error.message)
+            continue
+        parts.append((name, part))
+    for start in range(0, len(parts), BATCH):
+        _build_batch(parts[start : start + BATCH], opt_level, found)
+    return found
+
+
+def _build_batch(parts: Sequence[tuple[str, Any]], opt_level: str, found: dict[str, tuple[str, str]]) -> None:
+    """One library of `parts`; where it does not compile, halves, so that one case fails alone."""
+    from cuvil.codegen.program import Part, render
+    from cuvil.errors import ToolchainError
+    from cuvil.toolchain.compilers import Options, find
+    from cuvil.toolchain.machine import Machine
+
+    renumbered = [(name, Part(p.schedule, f"case{i}")) for i, (name, p) in enumerate(parts)]
+    code = render([p for _, p in renumbered], "cases")
+    compiler = find("auto", Machine())
+    options = Options(opt_level=opt_level, flags=("-fvisibility=default",))
+    key = hashlib.sha256(code.source.encode() + code.weights + repr(compiler.identity(options)).encode())
+    folder = Path(tempfile.gettempdir()) / f"cuvil-tests-{os.getuid()}"
+    library = folder / f"{key.hexdigest()[:24]}.so"
+    if not library.exists():
+        folder.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            try:
+                _compile(code, Path(scratch), library, compiler, options)
+            except ToolchainError as error:
+                if len(parts) == 1:
+                    gist = str(getattr(error, "output", error)).partition("error: ")[2].split("\n")[0]
+                    found[parts[0][0]] = ("", f"the C compiler says: {gist or error}")
+                else:
+                    middle = len(parts) // 2
+                    _build_batch(parts[:middle], opt_level, found)
+                    _build_batch(parts[middle:], opt_level, found)
+                return
+    found.update({name: (str(library), p.symbol) for name, p in renumbered})
+
+
+def _compile(code: Any, scratch: Path, library: Path, compiler: Any, options: Any) -> None:
+    from cuvil.codegen.program import weights_assembly
+
+    Path(scratch, "cases.c").write_text(code.source)
+    objects = [Path(scratch, "cases.o")]
+    compiler.compile(scratch / "cases.c", objects[0], options)
+    if code.weights:
+        Path(scratch, "weights.bin").write_bytes(code.weights)
+        Path(scratch, "weights.S").write_text(weights_assembly(code.weights_symbol, "weights.bin"))
+        objects.append(Path(scratch, "weights.o"))
+        compiler.compile(scratch / "weights.S", objects[1], options)
+    compiler.link_shared(objects, library, libs=("m",))
+
+
+# --- running ---------------------------------------------------------------------------------------
+
+
+def call(name: str, s: Any, library: tuple[str, str], feeds: Mapping[str, Array]) -> Task:
+    """The task of running schedule `s` on `feeds`."""
+    from cuvil.ir import expr as E
+    from cuvil.schedule.plan import workspace_bytes
+
+    bound: dict[str, int] = {}
+    for v in s.program.inputs:
+        for size, actual in zip(v.shape, feeds[v.name].shape):
+            if size.op == "sym":
+                assert bound.setdefault(size.attr, actual) == actual
+    shapes = [
+        (tuple(E.evaluate(n, bound) for n in v.shape), E.numpy_dtype(v.dtype)) for v in s.program.outputs
+    ]
+    return Task(
+        name,
+        *library,
+        tuple(bound[n] for n in s.program.symbols),
+        tuple(np.ascontiguousarray(feeds[v.name]) for v in s.program.inputs),
+        tuple(shapes),
+        workspace_bytes(s, bound),
+    )
+
+
+def run(tasks: Iterable[Task]) -> dict[str, list[Array] | str]:
+    """The outputs of each task, or what went wrong."""
+    left = list(tasks)
+    results: dict[str, list[Array] | str] = {}
+    while left:
+        with tempfile.TemporaryDirectory() as scratch:
+            todo, done = Path(scratch, "todo"), Path(scratch, "done")
+            todo.write_bytes(pickle.dumps(left))
+            command = [sys.executable, __file__, str(todo), str(done)]
+            try:
+                code = subprocess.run(command, timeout=TIMEOUT_S, check=False).returncode
+                trouble = f"crashed with signal {-code}" if code < 0 else f"ended with code {code}"
+            except subprocess.TimeoutExpired:
+                trouble = f"ran for more than {TIMEOUT_S} s"
+            with done.open("rb") as stream:
+                while True:
+                    try:
+                        name, result = pickle.load(stream)
+                    except EOFError:
+                        break
+                    results[name] = result
+        left = [t for t in left if t.name not in results]
+        if left:
+            results[left[0].name] = trouble
+            del left[0]
+    return results
+
+
+def _run_one(task: Task, libraries: dict[str, ctypes.CDLL]) -> list[Array] | str:
+    library = libraries.setdefault(task.library, ctypes.CDLL(task.library))
+    before = [a.copy() for a in task.inputs]
+    sizes = [int(np.prod(shape, dtype=np.int64)) * kind.itemsize for shape, kind in task.outputs]
+    buffers = [_guarded(n) for n in (task.workspace, *sizes)]
+    pointers = [ctypes.c_void_p(b[GUARD:].ctypes.data) for b in buffers]
+    arguments = [pointers[0], *(ctypes.c_ssize_t(n) for n in task.sizes)]
+    arguments += [ctypes.c_void_p(a.ctypes.data) for a in task.inputs]
+    function = library[task.symbol]
+    function.restype = None
+    function(*arguments, *pointers[1:])
+    if any(a.tobytes() != b.tobytes() for a, b in zip(before, task.inputs)):
+        return "wrote to an input"
+    for buffer, size in zip(buffers, (task.workspace, *sizes)):
+        if (buffer[:GUARD] != 0xA5).any() or (buffer[GUARD + size :] != 0xA5).any():
+            return "wrote outside of a buffer"
+    return [
+        b[GUARD : GUARD + n].view(kind).reshape(shape).copy()
+        for b, n, (shape, kind) in zip(buffers[1:], sizes, task.outputs)
+    ]
+
+
+def _guarded(size: int) -> Array:
+    """`size` bytes at an aligned address, with a guard on both sides, all 0xA5."""
+    memory = np.full(size + 2 * GUARD + 64, 0xA5, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + size + 2 * GUARD]
+
+
+def main(todo: str, done: str) -> None:
+    """Run the tasks in file `todo`; write each result to `done` as soon as it is there."""
+    tasks: list[Task] = pickle.loads(Path(todo).read_bytes())
+    libraries: dict[str, ctypes.CDLL] = {}
+    with Path(done).open("wb") as stream:
+        for task in tasks:
+            pickle.dump((task.name, _run_one(task, libraries)), stream)
+            stream.flush()
+
+
+if __name__ == "__main__":
+    import ml_dtypes  # noqa: F401  (registers the small types with numpy)
+
+    sys.modules["native"] = sys.modules["__main__"]
+    main(*sys.argv[1:])
