@@ -10,7 +10,7 @@ import json
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,9 +73,13 @@ def project_folder() -> Path:
 
 
 def profile_folders() -> list[Path]:
-    """Where profiles are looked for: the project's ``targets/``, then those that come with Cuvil."""
-    folders = [project_folder() / "targets", *profiles.default_folders()]
-    return [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
+    """Where profiles are looked for: the project's folders, those that come with Cuvil, and ``targets/``."""
+    folder, usual = project_folder(), profiles.default_folders()
+    if (folder / PROJECT_FILE).is_file():
+        from cuvil.scons import project
+
+        usual = project.read(folder / PROJECT_FILE).profile_folders()
+    return [path for path in dict.fromkeys([*usual, folder / "targets"]) if path.is_dir()]
 
 
 @contextlib.contextmanager
@@ -85,17 +89,11 @@ def opened(job: Job) -> Iterator[Work]:
     Raises:
         CuvilError: no such model or target, or another build runs in the folder.
     """
-    from cuvil import session, stages
+    from cuvil import stages
+    from cuvil.scons.project import configured
     from cuvil.target.schema import load
 
-    target = load(job.target, profile_folders())
-    if job.threads is not None:
-        for device in target.devices:
-            if device.kind == "cpu" and job.threads > device.cores:
-                raise CuvilError(f"device '{device.name}' has {device.cores} cores", f"--threads {job.threads}")
-        target = session.configure(target, job.threads, job.quantization)
-    elif job.quantization != "profile":
-        target = replace(target, quantization=replace(target.quantization, mode=job.quantization, devices={}))
+    target = configured(load(job.target, profile_folders()), job.quantization, job.threads)
     shapes, notes = _bind_batch(job)
     if job.calibration and not any(target.mode(d.name) == "int8" for d in target.devices):
         notes.append("the calibration data are not used: no device computes in int8")

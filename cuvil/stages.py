@@ -32,7 +32,7 @@ from cuvil.ir.graph import Graph
 from cuvil.partition import partitioner
 from cuvil.partition.segments import device_graph, split_device_graph
 from cuvil.quantize import quantizer
-from cuvil.rewrite import simplify
+from cuvil.rewrite import integer, simplify
 from cuvil.schedule.lower import lower
 from cuvil.schedule.plan import schedule
 from cuvil.target.schema import Target
@@ -43,7 +43,9 @@ Shapes = Mapping[str, Sequence[int | str]]
 Progress = Callable[[str], None]
 
 MODULES = {
-    "import": ("cuvil.frontend.importer", "cuvil.rewrite.simplify", "cuvil.frontend.onnx_writer"),
+    "import": (
+        "cuvil.frontend.importer", "cuvil.rewrite.simplify", "cuvil.rewrite.integer", "cuvil.frontend.onnx_writer",
+    ),
     "partition": ("cuvil.partition.partitioner",),
     "quantize": ("cuvil.quantize.quantizer",),
     "codegen": ("cuvil.codegen.program", "cuvil.schedule.plan", "cuvil.schedule.lower", "cuvil.codegen.tuned.claims"),
@@ -140,6 +142,7 @@ def run_import(model: Path, out: Layout, shapes: Shapes | None = None, io_format
     elif io_format != "nchw":
         raise CuvilError("is no I/O format; nchw and nhwc are", repr(io_format))
     simplify.simplify(graph)
+    integer.rewrite(graph, integer.EXPANSION)
     write_model(graph, out.graph)
 
 
@@ -184,9 +187,10 @@ def device_code(
     parts = []
     tuner = claims.for_device(options) if tuned else None
     for k, piece in split_device_graph(graph, wanted).items():
+        integer.rewrite(piece)
         result = schedule(lower(piece), tuner)
         parts.append(program.Part(result, f"{out.stem(device)}_s{k}"))
-    return program.render(parts, out.stem(device))
+    return program.render(parts, out.stem(device), int(options.get("threads", 1)))
 
 
 def run_codegen(out: Layout, device: str, target: Mapping[str, Any], tuned: bool = True) -> None:
@@ -252,7 +256,7 @@ def run_cc_device(out: Layout, device: str, target: Mapping[str, Any], progress:
     cc.compile(files["s"], objects[1], opts)
     archive, shared = out.device_libraries(device)
     cc.archive(objects, archive)
-    cc.link_shared(objects, shared, libs=("m",), options=opts)
+    cc.link_shared(objects, shared, libs=("m", "pthread"), options=opts)
 
 
 def run_cc_model(out: Layout, target: Mapping[str, Any], progress: Progress | None = None) -> None:
@@ -262,7 +266,7 @@ def run_cc_model(out: Layout, target: Mapping[str, Any], progress: Progress | No
     objects = [out.interface_object, *(o for d in out.devices for o in out.objects(d))]
     archive, shared = out.libraries
     cc.archive(objects, archive)
-    cc.link_shared(objects, shared, libs=("m",), options=opts)
+    cc.link_shared(objects, shared, libs=("m", "pthread"), options=opts)
 
 
 def run_all(

@@ -43,6 +43,12 @@ typedef ptrdiff_t cv_idx;
 #else
 #define CV_SIMD
 #endif
+#ifdef CUVIL_PROFILE /* called after each kernel, with its name */
+extern void cuvil_tick(const char *kernel);
+#define CV_TICK(kernel) cuvil_tick(kernel)
+#else
+#define CV_TICK(kernel) (void)0
+#endif
 """
 
 _INTEGER_HELPERS = """
@@ -99,6 +105,7 @@ class Function:
         pointers: the root values whose addresses are passed, in order.
         symbols: names of the symbolic sizes that are passed after them.
         points: the number of parallel points, an index expression.
+        fields: the parameters before ``lo`` and ``hi``, as C declarations without qualifiers.
     """
 
     kernel: Kernel
@@ -107,6 +114,19 @@ class Function:
     pointers: list[Value]
     symbols: list[str]
     points: Expr
+    fields: list[tuple[str, str]]
+
+    @property
+    def thunk(self) -> str:
+        """The kernel as a task of the pool: its arguments in a struct."""
+        declared = " ".join(f"{kind} {name};" for kind, name in self.fields)
+        passed = ", ".join(f"a->{name}" for _, name in self.fields)
+        return (
+            f"struct {self.name}_arguments {{ {declared} }};\n"
+            f"static void {self.name}_task(const void *arguments, cv_idx lo, cv_idx hi) {{\n"
+            f"    const struct {self.name}_arguments *const a = arguments;\n"
+            f"    {self.name}({passed}, lo, hi);\n}}\n"
+        )
 
 
 @dataclass
@@ -148,14 +168,17 @@ class CRenderer:
         symbols = sorted(
             {e.attr for s in self._all_expressions(kernel) for e in self._with_extents(s) if e.op == "sym"}
         )
-        parameters = []
+        parameters: list[str] = []
+        fields: list[tuple[str, str]] = []
         for n, root in enumerate(roots):
             pointer = f"b{n}"
             self.scope.pointers[root] = pointer
             qualifier = "" if root in shared else "restrict "
             constant = "" if root in written else "const "
             parameters.append(f"{constant}{c_type(root.dtype)} *{qualifier}{pointer}")
+            fields.append((f"{constant}{c_type(root.dtype)} *", pointer))
         parameters += [f"cv_idx {self._symbol(s)}" for s in symbols]
+        fields += [("cv_idx", self._symbol(s)) for s in symbols]
         lines = [f"/* {comment(', '.join(kernel.origin) or kernel.name)} */"]
         lines.append(f"static void {name}({', '.join([*parameters, 'cv_idx lo', 'cv_idx hi'])}) {{")
         lines.append("    for (cv_idx point = lo; point < hi; point++) {")
@@ -163,7 +186,7 @@ class CRenderer:
         lines += self._block(kernel.body, 2)
         lines += ["    }", "}"]
         points = E.product(v.args[0] for v in kernel.parallel)
-        return Function(kernel, name, "\n".join(lines) + "\n", roots, symbols, points)
+        return Function(kernel, name, "\n".join(lines) + "\n", roots, symbols, points, fields)
 
     def _decode(self, parallel: Sequence[Expr]) -> list[str]:
         """The loop variables of a point, the last one fastest."""

@@ -163,6 +163,8 @@ def check_strictly(graph: Graph) -> None:
         raise ModelError(
             " ".join(message.split()), graph.nodes[int(found[1])].where if found else ""
         ) from None
+    except ValueError as error:
+        raise ModelError(" ".join(str(error).split()), f"graph '{graph.name}'") from None
     except shape_inference.InferenceError as error:
         for number, message in re.findall(r"\(op_type:\w+, node name: (\d+)\): (.*)", str(error)):
             if "(op_type:" not in message:

@@ -178,8 +178,8 @@ class _Reader:
         where = f"graph '{proto.name}'"
         if depth > MAX_SUBGRAPH_DEPTH:
             raise ModelError(f"subgraphs nest more than {MAX_SUBGRAPH_DEPTH} deep", where)
-        if not all(isinstance(text, str) for text in _texts(proto)):
-            raise ModelError("a name is not UTF-8", where)
+        if not all(isinstance(text, str) and _is_printable(text) for text in _texts(proto)):
+            raise ModelError("a name has control characters or is not UTF-8", where)
         constants = {t.name: decode(t, self.folder, f"initializer '{t.name}'") for t in proto.initializer}
         for sparse in proto.sparse_initializer:
             name = sparse.values.name
@@ -341,6 +341,10 @@ def _input_type(value: onnx.ValueInfoProto) -> TensorType | None:
     return TensorType(known.dtype, tuple(dims))
 
 
+def _is_printable(text: str) -> bool:
+    return text.isprintable() or all(ord(character) >= 32 for character in text)
+
+
 def _texts(graph: GraphProto) -> Iterator[str]:
     """Every name in a graph, those inside its subgraphs excepted; protobuf gives one that is not
     UTF-8 as bytes."""
@@ -353,7 +357,6 @@ def _texts(graph: GraphProto) -> Iterator[str]:
     for node in graph.node:
         yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
         yield from (attribute.name for attribute in node.attribute)
-        yield from (text for entry in node.metadata_props for text in (entry.key, entry.value))
 
 
 def _text(value: bytes) -> str | bytes:

@@ -12,6 +12,7 @@ from onnx import defs
 
 from cuvil.errors import ModelError, UnsupportedError
 from cuvil.frontend.scope import walk
+from cuvil.frontend.tensors import dtype_name
 from cuvil.ir.graph import Graph, Node, TensorType
 from cuvil.limits import MAX_RANK
 
@@ -19,8 +20,27 @@ STILL_READ = frozenset(("GroupNormalization",))
 """Operators that ONNX deprecates in some opset in which `opset.upgrade` still understands them."""
 
 
-AXES = frozenset(("axis", "axes", "batch_axis", "time_axis", "perm", "scan_input_axes", "scan_output_axes"))
-"""Attributes whose values onnx's shape inference does arithmetic with before it checks them."""
+_MAX_SIZE = (1 << 31) - 1
+
+BOUNDS: dict[str, tuple[int, int]] = {
+    **{key: (-MAX_RANK, MAX_RANK) for key in (
+        "axis", "axes", "batch_axis", "time_axis", "perm", "scan_input_axes", "scan_output_axes",
+    )},
+    **{key: (0, MAX_RANK) for key in ("batch_dims",)},
+    **{key: (0, _MAX_SIZE) for key in ("block_size", "output_padding")},
+    **{key: (1, _MAX_SIZE) for key in (
+        "blocksize", "dilations", "group", "hidden_size", "kernel_shape", "kv_num_heads", "num_groups", "num_heads",
+        "num_outputs", "num_scan_inputs", "offset_group", "output_height", "output_width", "pooled_shape",
+        "q_num_heads", "sample_size", "size", "strides",
+    )},
+}  # fmt: skip
+"""What integer attributes may hold, by name: the same in every operator that has one of that name.
+onnx's shape inference divides by some and indexes with others before it looks at them."""
+
+ELEMENT_TYPES = frozenset(
+    ("to", "dtype", "output_dtype", "output_datatype", "precision", "softmax_precision")
+)
+"""Attributes that hold an element type; 0 stands for the default, except in Cast's `to`."""
 
 
 def _is_list_of(kind: type) -> Callable[[Any], bool]:
@@ -110,8 +130,17 @@ def _check_node(node: Node, opset: int) -> None:
         kind = schema.attributes[name].type.name
         if kind in _FITS and not _FITS[kind](value):
             raise ModelError(f"attribute '{name}' must be of type {kind}", node.where)
-        if name in AXES and any(abs(axis) > MAX_RANK for axis in np.ravel(value).tolist()):
-            raise ModelError(f"{name} {value} is out of range for any rank up to {MAX_RANK}", node.where)
+        _check_numbers(node, name, value)
     for name, attribute in schema.attributes.items():
         if attribute.required and name not in node.attrs:
             raise ModelError(f"attribute '{name}' is missing", node.where)
+
+
+def _check_numbers(node: Node, name: str, value: Any) -> None:
+    if name in BOUNDS:
+        low, high = BOUNDS[name]
+        for number in value if isinstance(value, list) else [value]:
+            if not low <= number <= high:
+                raise ModelError(f"{name} has {number}, only {low} to {high} is allowed", node.where)
+    elif name in ELEMENT_TYPES and isinstance(value, int) and (value or name == "to"):
+        dtype_name(value, node.where)

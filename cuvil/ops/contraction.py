@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cuvil.errors import ModelError
 from cuvil.ir import expr as E
-from cuvil.ir.expr import Expr
+from cuvil.ir.expr import Expr, Operand
 from cuvil.ir.primitives import Builder, Value, broadcast_load, broadcast_shapes, static
 from cuvil.ops.registry import Context, lowering
 from cuvil.ops.windows import pad, window
+
+
+Factors = Callable[[tuple[Expr, ...], tuple[Expr, ...]], tuple[Expr, Expr]]
+"""The two factors of a term at an index of the result and of the sum."""
+
+
+def summed(b: Builder, shape: Sequence[Operand], over: Sequence[Operand], factors: Factors, to: str = "") -> Value:
+    """A sum of products, in type `to` (the factors' own by default); float16 is summed in float32."""
+    kind = ""
+
+    def body(i: tuple[Expr, ...], r: tuple[Expr, ...]) -> Expr:
+        nonlocal kind
+        x, y = factors(i, r)
+        kind = to or x.dtype
+        wide = "float32" if kind == "float16" else kind
+        return E.cast(x, wide) * E.cast(y, wide)
+
+    return b.cast(b.reduce("sum", shape, over, body), kind)
 
 
 def matmul_value(b: Builder, x: Value, y: Value, accumulator: str = "") -> Value:
@@ -22,14 +40,13 @@ def matmul_value(b: Builder, x: Value, y: Value, accumulator: str = "") -> Value
         sizes = (static(left.shape[-1]), static(right.shape[-2]))
         if None not in sizes:
             raise ModelError(f"inner sizes {sizes[0]} and {sizes[1]} of a matrix product differ")
-    to = accumulator or x.dtype
 
-    def body(i: tuple[Expr, ...], r: tuple[Expr, ...]) -> Expr:
+    def factors(i: tuple[Expr, ...], r: tuple[Expr, ...]) -> tuple[Expr, Expr]:
         (k,) = r
-        return E.cast(_batched(left, i[:-2], i[-2], k), to) * E.cast(_batched(right, i[:-2], k, i[-1]), to)
+        return _batched(left, i[:-2], i[-2], k), _batched(right, i[:-2], k, i[-1])
 
     inner = left.shape[-1] if static(left.shape[-1]) is not None else right.shape[-2]
-    product = b.reduce("sum", shape, [inner], body)
+    product = summed(b, shape, [inner], factors, accumulator)
     kept = list(shape)
     if x.rank == 1:
         del kept[-2]
@@ -104,14 +121,14 @@ def convolution(c: Context, x: Value, w: Value, fill: Expr, accumulator: str) ->
         raise c.error(f"{outputs} output channels are not divisible into {group} groups")
     per_group = outputs // group
 
-    def body(i: tuple[Expr, ...], r: tuple[Expr, ...]) -> Expr:
+    def factors(i: tuple[Expr, ...], r: tuple[Expr, ...]) -> tuple[Expr, Expr]:
         n, o, *position = i
         k, *tap = r
         source = E.floordiv(o, per_group) * channels + k if group > 1 else k
-        left = padded[(n, source, *win.at(position, tap))]
-        return E.cast(left, accumulator) * E.cast(w[(o, k, *tap)], accumulator)
+        return padded[(n, source, *win.at(position, tap))], w[(o, k, *tap)]
 
-    return c.b.reduce("sum", [x.shape[0], w.shape[0], *win.out], [channels, *win.kernel], body)
+    shape = [x.shape[0], w.shape[0], *win.out]
+    return summed(c.b, shape, [channels, *win.kernel], factors, accumulator)
 
 
 @lowering("Conv")

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from cuvil.errors import CuvilError
+from cuvil.target.records import one_of
+from cuvil.target.yamlfile import quoted
 
 Progress = Callable[[str], None]
 
@@ -41,13 +43,15 @@ def run(arguments: Sequence[str], progress: Progress | None = None) -> None:
     """Run the stage that `arguments` describe.
 
     Raises:
-        CuvilError: what the stage could not do, or an argument that is missing or no JSON.
+        CuvilError: what the stage could not do, or an argument that is missing or malformed.
     """
     from cuvil import stages  # with numpy and onnx; not needed to declare a build
 
     args = parser().parse_args(arguments)
     out = stages.Layout(args.folder, args.name, tuple(args.devices.split(",")))
     target = _json("--slice", args.slice)
+    if args.device not in ("", *out.devices) or (args.stage == "codegen" and not args.device):
+        raise CuvilError(f"is no device; {one_of(out.devices, args.device)}", f"--device {quoted(args.device)}")
     if args.stage == "import":
         if args.model is None:
             raise CuvilError("is needed to import", "--model")
