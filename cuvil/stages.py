@@ -48,7 +48,10 @@ MODULES = {
     ),
     "partition": ("cuvil.partition.partitioner",),
     "quantize": ("cuvil.quantize.quantizer",),
-    "codegen": ("cuvil.codegen.program", "cuvil.schedule.plan", "cuvil.schedule.lower", "cuvil.codegen.tuned.claims"),
+    "codegen": (
+        "cuvil.rewrite.integer", "cuvil.schedule.lower", "cuvil.schedule.plan", "cuvil.codegen.tuned.claims",
+        "cuvil.codegen.program",
+    ),
     "interface": ("cuvil.codegen.abi",),
     "cc": ("cuvil.toolchain.compilers",),
 }
@@ -142,7 +145,7 @@ def run_import(model: Path, out: Layout, shapes: Shapes | None = None, io_format
     elif io_format != "nchw":
         raise CuvilError("is no I/O format; nchw and nhwc are", repr(io_format))
     simplify.simplify(graph)
-    integer.rewrite(graph, integer.EXPANSION)
+    integer.expand(graph)
     write_model(graph, out.graph)
 
 

@@ -348,13 +348,14 @@ class CRenderer:
     def _hoist(self, e: Expr, pad: str) -> tuple[list[str], str]:
         """The expression, with what it uses more than once in temporaries before it."""
         uses: dict[Expr, int] = {}
-        for node in E.walk(e):
-            for a in node.args if node.op != "var" else ():
+        nodes = self._computed(e)
+        for node in nodes:
+            for a in node.args if node.op not in ("var", "load") else ():
                 uses[a] = uses.get(a, 0) + 1
         safe = self._unconditional(e)
         lines: list[str] = []
         added: list[Expr] = []
-        for node in E.walk(e):
+        for node in nodes:
             worth = uses.get(node, 0) > 1 and node.args and node.op not in ("var", "cast")
             if worth and node.dtype == E.INDEX and node.op in ("affine",) and len(node.args) == 1:
                 worth = False
@@ -369,6 +370,22 @@ class CRenderer:
         for node in added:
             del self.scope.variables[node]
         return lines, text
+
+    def _computed(self, e: Expr) -> list[Expr]:
+        """The nodes below `e`, arguments first, without the addresses of loads."""
+        result: list[Expr] = []
+        seen: set[Expr] = set()
+        stack = [(e, False)]
+        while stack:
+            node, done = stack.pop()
+            if done:
+                result.append(node)
+            elif node not in seen:
+                seen.add(node)
+                stack.append((node, True))
+                if node.op not in ("var", "load"):
+                    stack.extend((a, False) for a in reversed(node.args))
+        return result
 
     def _may_fault(self, e: Expr) -> bool:
         return any(n.op == "load" for n in E.walk(e))

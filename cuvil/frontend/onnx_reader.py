@@ -254,7 +254,8 @@ class _Reader:
             if attribute.name in attrs:
                 raise ModelError(f"attribute '{attribute.name}' is given twice", where)
             attrs[attribute.name] = self._attribute(attribute, visible, depth, where)
-        metadata = {entry.key: entry.value for entry in proto.metadata_props}
+        pairs = ((entry.key, entry.value) for entry in proto.metadata_props)
+        metadata = {key: text for key, text in pairs if isinstance(key, str) and isinstance(text, str)}
         return Node(proto.op_type, list(proto.input), list(proto.output), attrs, proto.name, domain, metadata)
 
     def _attribute(self, proto: AttributeProto, visible: frozenset[str], depth: int, where: str) -> Any:

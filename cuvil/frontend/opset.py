@@ -83,7 +83,7 @@ def _infer(node: Node, scope: Scope) -> None:
             },
             opset_imports=[helper.make_opsetid("", CANONICAL_OPSET)],
         )
-    except (shape_inference.InferenceError, RuntimeError, ValueError):
+    except (shape_inference.InferenceError, KeyError, RuntimeError, ValueError):
         return
     for name, proto in found.items():
         value = type_from_proto(proto, f"value '{name}'")

@@ -29,8 +29,8 @@ BOUNDS: dict[str, tuple[int, int]] = {
     **{key: (0, MAX_RANK) for key in ("batch_dims",)},
     **{key: (0, _MAX_SIZE) for key in ("block_size", "output_padding")},
     **{key: (1, _MAX_SIZE) for key in (
-        "blocksize", "dilations", "group", "hidden_size", "kernel_shape", "kv_num_heads", "num_groups", "num_heads",
-        "num_outputs", "num_scan_inputs", "offset_group", "output_height", "output_width", "pooled_shape",
+        "blocksize", "dilations", "group", "hidden_size", "kernel_shape", "kv_num_heads", "num_groups",
+        "num_heads", "num_outputs", "num_scan_inputs", "offset_group", "output_height", "output_width", "pooled_shape",
         "q_num_heads", "sample_size", "size", "strides",
     )},
 }  # fmt: skip

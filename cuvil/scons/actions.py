@@ -33,7 +33,7 @@ def run(target: Nodes, source: Nodes, env: object) -> int:
     step: Step = target[0].attributes.cuvil_step
     verbose: bool = target[0].attributes.cuvil_verbose
     if step.apart:
-        done = _guarded(step, lambda say: _run_apart(step), verbose)
+        done = _guarded(step, lambda say: _run_apart(step, verbose), verbose)
     elif step.stage == "cc":
         done = _guarded(step, lambda say: stage_command.run(step.arguments, say), verbose)
     else:
@@ -51,7 +51,11 @@ def describe(target: Nodes, source: Nodes, env: object) -> str:
     step: Step = target[0].attributes.cuvil_step
     if not target[0].attributes.cuvil_verbose:
         return step.title
-    return shlex.join([sys.executable, "-m", "cuvil", "stage", *step.arguments])
+    lines = [shlex.join(_command(step))]
+    if step.stage == "cc":
+        entry = step.compilation()
+        lines.append(f"# cd {shlex.quote(entry['directory'])} && {shlex.join(entry['arguments'])}")
+    return "\n".join(lines)
 
 
 def fail(error: CuvilError) -> None:
@@ -97,28 +101,33 @@ def _guarded(step: Step, action: Callable[[stages.Progress], None], verbose: boo
         missing = [str(path) for path in step.outputs if not path.exists()]
         if missing:
             raise RuntimeError(f"it did not write {', '.join(missing)}")
+    except _Reported:
+        pass
     except CuvilError as error:
         fail(error)
-    except OSError as error:
-        if error.filename is None or not error.strerror:
-            raise
-        fail(CuvilError(error.strerror, str(error.filename)))
     except Exception as error:
+        if isinstance(error, OSError) and error.filename and error.strerror:
+            fail(CuvilError(error.strerror, str(error.filename)))
+            return False
         if verbose:
             traceback.print_exc()
-        hint = "" if verbose else "; run with verbose=1 for the traceback"
-        text = f"{type(error).__name__}: {error}"
-        print(f"cuvil: internal error in {step.title}: {text}; please report with a reproducer{hint}", file=sys.stderr)
+        hint = "" if verbose else "; verbose=1 shows the traceback"
+        text = f"{type(error).__name__}: {error}; please report with a reproducer{hint}"
+        print(f"cuvil: internal error in {step.title}: {text}", file=sys.stderr, flush=True)
     else:
         return True
     return False
 
 
-def _run_apart(step: Step) -> None:
+def _command(step: Step) -> list[str]:
+    return [sys.executable, "-m", "cuvil", "stage", *step.arguments]
+
+
+def _run_apart(step: Step, verbose: bool) -> None:
     """Run the step in a process of its own, so that it and others may compute at once."""
     root = str(Path(cuvil.__file__).resolve().parent.parent)
     path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, "-m", "cuvil", "stage", *step.arguments]
+    command = [*_command(step), *(["--debug"] if verbose else [])]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, stdin=subprocess.DEVNULL)
     if done.returncode < 0:
         raise CuvilError(f"was killed by signal {-done.returncode}; is there enough memory?", step.title)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from cuvil import stages
 from cuvil.scons.project import Model
 from cuvil.stages import Layout
 from cuvil.target.schema import Target
+from cuvil.toolchain.compilers import Compiler
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class Step:
     Attributes:
         stage: the stage's name, of `stage_command.STAGES`.
         label: the model and where it will run: ``digits [host/cpu0]``.
-        options: the arguments that, with the inputs' contents, decide the outcome; no path is among them.
+        slice: what it reads of the board profile, JSON-like.
+        options: further arguments that, with the inputs' contents, decide the outcome; no path is among them.
         paths: the arguments that say where the files are.
         inputs, outputs: all files that are read and written.
         device: the device it works for, "" for all.
@@ -34,12 +36,13 @@ class Step:
 
     stage: str
     label: str
+    slice: Mapping[str, Any]
     options: tuple[str, ...]
     paths: tuple[str, ...]
     inputs: tuple[Path, ...]
     outputs: tuple[Path, ...]
-    device: str = ""
-    apart: bool = False
+    device: str
+    apart: bool
 
     @property
     def title(self) -> str:
@@ -47,9 +50,34 @@ class Step:
         return f"{self.stage.upper():<8} {self.label}"
 
     @property
+    def settings(self) -> tuple[str, ...]:
+        """The arguments of ``cuvil stage`` but for paths: what the outcome depends on besides files."""
+        content = json.dumps(self.slice, sort_keys=True, separators=(",", ":"))
+        device = ("--device", self.device) if self.device else ()
+        return (self.stage, *self.options, *device, "--slice", content)
+
+    @property
     def arguments(self) -> tuple[str, ...]:
         """The arguments of ``cuvil stage``."""
-        return (self.stage, *self.options, *self.paths)
+        return (*self.settings, *self.paths)
+
+    def toolchain(self) -> dict[str, object]:
+        """Of a ``cc`` step: what of the compiler decides its outputs, without paths.
+
+        Raises:
+            ToolchainError: the compiler that the profile names is not there.
+        """
+        return self._compiler().identity(stages.options(self.slice))
+
+    def compilation(self) -> dict[str, Any]:
+        """Of a ``cc`` step: the compilation of its C file, as an entry of ``compile_commands.json``."""
+        source, target = self.inputs[0], self.outputs[0]
+        command = self._compiler().compile_command(source, target, stages.options(self.slice))
+        folder, output = os.path.abspath(source.parent), os.path.abspath(target)
+        return {"directory": folder, "file": source.name, "output": output, "arguments": command}
+
+    def _compiler(self) -> Compiler:
+        return stages.compiler(self.slice, self.device if self.device in stages.cpu_devices(self.slice) else None)
 
 
 def steps(out: Layout, target: Target, model: Model) -> list[Step]:
@@ -65,18 +93,11 @@ def steps(out: Layout, target: Target, model: Model) -> list[Step]:
         paths: tuple[str, ...] = (),
         apart: bool = False,
     ) -> None:
-        known = ("--name", out.model, "--devices", ",".join(out.devices))
-        if stage != "import":
-            kind = "codegen" if stage == "interface" else stage
-            content = target.slice(kind, device or None)
-            known += ("--slice", json.dumps(content, sort_keys=True, separators=(",", ":")))
-        if device:
-            known += ("--device", device)
         label = f"{out.model} [{target.name}{'/' if device else ''}{device}]"
+        content = target.slice("codegen" if stage == "interface" else stage, device or None)
+        known = ("--name", out.model, "--devices", ",".join(out.devices), *options)
         where = ("--folder", str(out.folder), *paths)
-        result.append(
-            Step(stage, label, (*known, *options), where, tuple(inputs), tuple(outputs), device, apart)
-        )
+        result.append(Step(stage, label, content, known, where, tuple(inputs), tuple(outputs), device, apart))
 
     source, calibration = Path(model.path), Path(model.calibration)
     placed, quantized = [out.placed(d) for d in out.devices], [out.quantized(d) for d in out.devices]
@@ -103,26 +124,3 @@ def steps(out: Layout, target: Target, model: Model) -> list[Step]:
     add("cc", [out.interface["c"], out.interface["h"], *objects], [out.interface_object, *out.libraries])
     return result
 
-
-def compile_commands(out: Layout, target: Target) -> list[dict[str, Any]]:
-    """The compilations of `out`'s C files, as entries of ``compile_commands.json``."""
-    content = target.slice("cc")
-    options, cpus = stages.options(content), stages.cpu_devices(content)
-    found = [(d if d in cpus else None, out.generated(d)["c"], out.objects(d)[0]) for d in out.devices]
-    found.append((None, out.interface["c"], out.interface_object))
-    return [
-        {
-            "directory": os.path.abspath(source.parent),
-            "file": source.name,
-            "output": os.path.abspath(target_file),
-            "arguments": stages.compiler(content, device).compile_command(source, target_file, options),
-        }
-        for device, source, target_file in found
-    ]
-
-
-def toolchain(target: Target, device: str) -> dict[str, object]:
-    """What of the compiler decides the objects of `device` (of the interface where empty), without paths."""
-    content = target.slice("cc")
-    chosen = device if device in stages.cpu_devices(content) else None
-    return stages.compiler(content, chosen).identity(stages.options(content))
