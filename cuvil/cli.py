@@ -60,6 +60,9 @@ class Progress:
 class _Parser(argparse.ArgumentParser):
     """Errors in one line, in Cuvil's form."""
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
     def error(self, message: str) -> NoReturn:
         print(f"cuvil: error: {message}; see {self.prog} --help", file=sys.stderr)
         raise SystemExit(USAGE)
@@ -78,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.handler is None:
         parser.print_help(sys.stderr)
         return USAGE
-    return _guarded(lambda: _run(args), args.debug)
+    return _guarded(lambda: _run(args), getattr(args, "debug", False))
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -97,31 +100,28 @@ def _guarded(run: Callable[[], int], debug: bool) -> int:
     """The exit status of `run`, its exceptions printed as one line each."""
     try:
         return run()
-    except CuvilError as error:
-        message, status = f"error: {error}", FAILED
     except BrokenPipeError:  # the reader of stdout has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
-    except OSError as error:
-        if error.filename is None or not error.strerror:
-            message, status = _bug(error), BUG
-        else:
-            message, status = f"error: {error.filename}: {error.strerror}", FAILED
     except KeyboardInterrupt:
-        message, status = "interrupted", INTERRUPTED
+        print("cuvil: interrupted", file=sys.stderr)
+        return INTERRUPTED
     except Exception as error:
-        message, status = _bug(error), BUG
-    if debug:
-        traceback.print_exc()
-    print(f"cuvil: {' '.join(message.split())}", file=sys.stderr)
-    return status
+        if debug:
+            traceback.print_exc()
+        message, status = _explained(error)
+        print(f"cuvil: {' '.join(message.split())}", file=sys.stderr)
+        return status
 
 
-def _bug(error: Exception) -> str:
-    return (
-        f"internal error: {type(error).__name__}: {error}; please report with a reproducer; "
-        "run with --debug for the traceback"
-    )
+def _explained(error: Exception) -> tuple[str, int]:
+    """What to say of an exception, and the exit status."""
+    if isinstance(error, CuvilError):
+        return f"error: {error}", FAILED
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"error: {error.filename}: {error.strerror}", FAILED
+    what = f"internal error: {type(error).__name__}: {error}"
+    return f"{what}; please report with a reproducer; run with --debug for the traceback", BUG
 
 
 def _finite(value: Any) -> Any:
@@ -153,6 +153,17 @@ def shape(text: str) -> tuple[str, commands.Shape]:
     return name, tuple(int(part) if part.isdigit() else part for part in parts)
 
 
+def one_of(*names: str) -> Callable[[str], str]:
+    """A type of argument that is one of `names`."""
+
+    def chosen(text: str) -> str:
+        if text not in names:
+            raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(names)}")
+        return text
+
+    return chosen
+
+
 def positive(text: str) -> int:
     """A whole number from 1."""
     if not text.isdigit() or not 0 < int(text) < 10**9:
@@ -174,18 +185,36 @@ def _job(args: argparse.Namespace) -> commands.Job:
     )
 
 
-def _model_options() -> argparse.ArgumentParser:
+def _model_options() -> _Parser:
     """The options of every command that takes a model."""
     options = _Parser(add_help=False)
     add = options.add_argument
     add("--model", type=Path, required=True, metavar="M.onnx", help="the model")
     add("--target", default="host", metavar="T", help="a profile's name or file, or a triple (host)")
-    add("--enable-quantization", dest="quantization", choices=("none", "int8", "profile"), default="profile",
-        help="arithmetic of all devices; by default as the profile says")
+    add(
+        "--enable-quantization",
+        dest="quantization",
+        type=one_of("none", "int8", "profile"),
+        default="profile",
+        metavar="Q",
+        help="arithmetic of all devices: int8, none, or profile for what the profile says (the default)",
+    )
     add("--calibration", type=Path, metavar="FILE.npz", help="samples of the inputs, for int8")
-    add("--io-format", choices=("nchw", "nhwc"), default="nchw", help="layout of images at the interface (nchw)")
-    add("--shape", type=shape, action="append", default=[], metavar="NAME=D0,D1,...",
-        help="sizes, or names, of an input's dimensions; may be repeated")
+    add(
+        "--io-format",
+        type=one_of("nchw", "nhwc"),
+        default="nchw",
+        metavar="F",
+        help="layout of images at the interface: nchw as in the model (the default) or nhwc",
+    )
+    add(
+        "--shape",
+        type=shape,
+        action="append",
+        default=[],
+        metavar="NAME=D0,D1,...",
+        help="sizes, or names, of an input's dimensions; may be repeated",
+    )
     add("--threads", type=positive, metavar="N", help="threads on each CPU; by default as the profile says")
     add("--no-tuned", dest="tuned", action="store_false", help="plain loops instead of tuned kernels")
     add("--keep", type=Path, metavar="FOLDER", help="keep all artefacts there")
@@ -194,10 +223,14 @@ def _model_options() -> argparse.ArgumentParser:
 
 def _parser() -> argparse.ArgumentParser:
     common = _Parser(add_help=False)
-    common.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="traceback of an error")
-    parser = _Parser(prog="cuvil", description="Compiles ONNX models to small native libraries.", parents=[common])
+    common.add_argument(
+        "--debug", action="store_true", default=argparse.SUPPRESS, help="traceback of an error"
+    )
+    parser = _Parser(
+        prog="cuvil", description="Compile ONNX models to small native libraries.", parents=[common]
+    )
     parser.add_argument("--version", action="version", version=f"cuvil {__version__}")
-    parser.set_defaults(handler=None, debug=False)
+    parser.set_defaults(handler=None)
     subparsers = parser.add_subparsers(metavar="COMMAND", title="commands")
     model = _model_options()
 
@@ -206,7 +239,7 @@ def _parser() -> argparse.ArgumentParser:
         help: str,
         handler: Handler,
         text: Callable[[Any], str],
-        *parents: argparse.ArgumentParser,
+        *parents: _Parser,
         status: Callable[[Any], int] = lambda result: DONE,
     ) -> argparse.ArgumentParser:
         sub = subparsers.add_parser(name, help=help, description=f"{help}.", parents=[*parents, common])
@@ -215,13 +248,36 @@ def _parser() -> argparse.ArgumentParser:
         return sub
 
     sub = command("compile", "Compile a model to a library", _compile, summary.compiled, model)
-    sub.add_argument("--output", type=Path, required=True, metavar="LIB.so",
-                     help="the library; an archive where it ends in .a")
+    sub.add_argument(
+        "--output",
+        type=Path,
+        required=True,
+        metavar="LIB.so",
+        help="the library; an archive where it ends in .a",
+    )
     command("partition", "Say which device runs what", _partition, summary.partitioned, model)
+    sub = command(
+        "verify",
+        "Compare a model's library with onnxruntime",
+        _verify,
+        summary.verified,
+        model,
+        status=lambda result: DONE if result["good"] else FAILED,
+    )
+    sub.add_argument(
+        "--data", type=Path, metavar="FILE.npz", help="samples of the inputs, their classes as label"
+    )
+    sub = command("bench", "Measure the latency of a model's library", _bench, summary.benchmarked, model)
+    sub.add_argument("--data", type=Path, metavar="FILE.npz", help="samples of the inputs")
     sub = command("targets", "List the profiles, or show one", _targets, summary.targets)
     sub.add_argument("--show", metavar="NAME", help="a profile with all that is derived, in SI units")
     sub = command("probe", "Write a profile of this machine", _probe, summary.probed)
-    sub.add_argument("--output", type=Path, metavar="FILE", help="the file (targets/host.yaml of the project)")
+    sub.add_argument(
+        "--output", type=Path, metavar="FILE", help="the file (targets/host.yaml of the project)"
+    )
+    sub.add_argument(
+        "--measure", action="store_true", help="measure peak rates and bandwidths, a few seconds"
+    )
     return parser
 
 
@@ -236,9 +292,17 @@ def _partition(args: argparse.Namespace, progress: Progress) -> Any:
     return commands.partition(_job(args), progress)
 
 
+def _verify(args: argparse.Namespace, progress: Progress) -> Any:
+    return commands.verify(_job(args), args.data, progress)
+
+
+def _bench(args: argparse.Namespace, progress: Progress) -> Any:
+    return commands.bench(_job(args), args.data, progress)
+
+
 def _targets(args: argparse.Namespace, progress: Progress) -> Any:
     return commands.show_target(args.show) if args.show is not None else commands.list_targets()
 
 
 def _probe(args: argparse.Namespace, progress: Progress) -> Any:
-    return commands.probe(args.output, progress)
+    return commands.probe(args.output, args.measure, progress)

@@ -19,8 +19,9 @@ from cuvil.errors import CuvilError
 from cuvil.target import profiles
 
 if TYPE_CHECKING:  # loaded where they are needed, so that light commands start fast
-    from cuvil.stages import Layout, Progress
     from cuvil.ir.graph import TensorType
+    from cuvil.report.verify import Subject
+    from cuvil.stages import Layout, Progress
     from cuvil.target.schema import Target
 
 Shape = tuple["int | str", ...]
@@ -106,7 +107,7 @@ def opened(job: Job) -> Iterator[Work]:
 
 
 def _bind_batch(job: Job) -> tuple[dict[str, Shape], list[str]]:
-    """The job's shapes, with the symbolic first axis of every other input bound to 1, and notes that say so."""
+    """The job's shapes, with the symbolic first axis of every other input bound to 1, and notes on that."""
     from cuvil.frontend.onnx_reader import read_model
 
     graph = read_model(job.model)
@@ -122,6 +123,16 @@ def _bind_batch(job: Job) -> tuple[dict[str, Shape], list[str]]:
     return shapes, notes
 
 
+def build(work: Work, progress: Progress | None = None) -> None:
+    """Run every stage."""
+    from cuvil import stages
+
+    job = work.job
+    stages.run_all(
+        job.model, work.out, work.target, work.shapes, job.io_format, job.calibration, progress, job.tuned
+    )
+
+
 def compile_library(job: Job, output: Path, progress: Progress | None = None) -> dict[str, Any]:
     """Compile the job's model into the library `output`, with its header and metadata beside it.
 
@@ -133,14 +144,12 @@ def compile_library(job: Job, output: Path, progress: Progress | None = None) ->
     """
     from cuvil import stages
 
-    header, metadata = output.with_suffix(".h"), output.with_suffix(".json")
-    if output.is_dir() or output.suffix in (".h", ".json") or not output.name:
+    if output.is_dir() or output.suffix in (".h", ".json"):
         raise CuvilError("is no name for a library; libinfer.so and libinfer.a are", f"--output {output}")
+    header, metadata = output.with_suffix(".h"), output.with_suffix(".json")
     with opened(job) as work:
         out = work.out
-        stages.run_all(
-            job.model, out, work.target, work.shapes, job.io_format, job.calibration, progress, job.tuned
-        )
+        build(work, progress)
         header_text = out.interface["h"].read_text(encoding="utf-8")
         result = {
             "library": str(output),
@@ -189,6 +198,45 @@ def partition(job: Job, progress: Progress | None = None) -> dict[str, Any]:
             "segments": segments,
             "notes": list(work.notes),
         }
+
+
+def verify(job: Job, data: Path | None, progress: Progress | None = None) -> dict[str, Any]:
+    """Compile the model, run it and compare it with onnxruntime; the fields of `report.verify.Verification`.
+
+    Args:
+        data: ``.npz`` with samples by input, and their classes as ``label`` if there are any; random where None.
+    """
+    from cuvil.report import verify as checks
+
+    with _built(job, data, progress) as (work, subject):
+        found = checks.verify(subject, progress)
+        return _result(work, found.to_json()) | {"library": subject.out.libraries[1].name}
+
+
+def bench(job: Job, data: Path | None, progress: Progress | None = None) -> dict[str, Any]:
+    """Compile the model and measure one inference, in turns with onnxruntime; the fields of
+    `report.verify.Benchmark`.
+
+    Args:
+        data: as for `verify`.
+    """
+    from cuvil.report import verify as checks
+
+    with _built(job, data, progress) as (work, subject):
+        return _result(work, checks.bench(subject, progress).to_json())
+
+
+@contextlib.contextmanager
+def _built(job: Job, data: Path | None, progress: Progress | None) -> Iterator[tuple[Work, Subject]]:
+    from cuvil.report.verify import Subject
+
+    with opened(job) as work:
+        build(work, progress)
+        yield work, Subject(work.out, work.target, job.model, data, job.io_format)
+
+
+def _result(work: Work, found: dict[str, Any]) -> dict[str, Any]:
+    return found | {"notes": [*work.notes, *found["notes"]]}
 
 
 def report(job: Job, progress: Progress | None = None) -> dict[str, Any]:
@@ -281,11 +329,12 @@ def show_target(name: str) -> dict[str, Any]:
     return load(name, profile_folders()).to_dict()
 
 
-def probe(output: Path | None, progress: Progress | None = None) -> dict[str, Any]:
+def probe(output: Path | None, measured: bool = False, progress: Progress | None = None) -> dict[str, Any]:
     """Write the profile of this machine.
 
     Args:
         output: the file; ``targets/host.yaml`` of the current project where None.
+        measured: measure peak rates and bandwidths instead of deriving or assuming them.
     """
     from cuvil.target import probe as prober
     from cuvil.target.schema import resolve
@@ -294,7 +343,13 @@ def probe(output: Path | None, progress: Progress | None = None) -> dict[str, An
     path = output or project_folder() / "targets" / f"{profiles.HOST}.yaml"
     if path.is_dir():
         raise CuvilError("is a folder; name the file to write", f"--output {path}")
-    text = prober.probe_yaml()
+    measure: prober.Measure | None = None
+    if measured:
+        from cuvil.toolchain import measure as figures
+
+        measure = figures.measure
+        (progress or (lambda text: None))("measure peak rates and bandwidths")
+    text = prober.probe_yaml(measure=measure)
     profile = resolve(read_bytes(text.encode("utf-8"), str(path)))
     fsio.write_text(path, text)
     return {"profile": str(path), "target": profile.to_dict()}

@@ -44,7 +44,8 @@ Progress = Callable[[str], None]
 
 MODULES = {
     "import": (
-        "cuvil.frontend.importer", "cuvil.rewrite.simplify", "cuvil.rewrite.integer", "cuvil.frontend.onnx_writer",
+        "cuvil.frontend.importer", "cuvil.rewrite.simplify", "cuvil.rewrite.integer",
+        "cuvil.frontend.onnx_writer",
     ),
     "partition": ("cuvil.partition.partitioner",),
     "quantize": ("cuvil.quantize.quantizer",),

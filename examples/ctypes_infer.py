@@ -1,7 +1,7 @@
 """Call a compiled model through ctypes.
 
-    cuvil compile --model models/digits/digits.onnx --target host --output libinfer.so
-    python examples/ctypes_infer.py libinfer.so models/digits/test.npz
+cuvil compile --model models/digits/digits.onnx --target host --output libinfer.so
+python examples/ctypes_infer.py libinfer.so models/digits/test.npz
 """
 
 from __future__ import annotations

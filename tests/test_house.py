@@ -62,7 +62,7 @@ def test_imports_point_downward(path: Path) -> None:
         return
     for line, other in imported_parts(path):
         assert other in FLOORS, f"line {line}: {other} has no floor: give it one in this test"
-        assert FLOORS[other] <= FLOORS[mine], f"line {line}: {mine} ({FLOORS[mine]}) imports {other} ({FLOORS[other]})"
+        assert FLOORS[other] <= FLOORS[mine], f"line {line}: {mine} imports {other} of a higher floor"
 
 
 def test_every_part_has_a_floor() -> None:
@@ -86,7 +86,7 @@ def test_size_of_files(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     if text.count("\n") > MAX_LINES:
         doc = ast.get_docstring(ast.parse(text)) or ""
-        assert "Long because" in doc, f"over {MAX_LINES} lines: split it, or say at its top 'Long because ...'"
+        assert "Long because" in doc, f"over {MAX_LINES} lines: split it, or write 'Long because ...' on top"
 
 
 def repository_files() -> list[Path]:

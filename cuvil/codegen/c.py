@@ -137,6 +137,7 @@ class Scope:
     locals: dict[Value, str] = field(default_factory=dict)
     variables: dict[Expr, str] = field(default_factory=dict)
     temporaries: int = 0
+    loops: int = 0
 
 
 class CRenderer:
@@ -147,6 +148,7 @@ class CRenderer:
         math: float32 functions that the printed kernels use.
         libm: some function of the C library is called.
         half: float16 values are compared.
+        bits: text of the functions that reinterpret bits, by name.
         micros: text of the micro-kernels used, by name.
     """
 
@@ -155,6 +157,7 @@ class CRenderer:
         self.math: set[str] = set()
         self.libm = False
         self.half = False
+        self.bits: dict[str, str] = {}
         self.micros: dict[str, str] = {}
         self.scope = Scope()
 
@@ -316,7 +319,8 @@ class CRenderer:
         return f"{c_type(target.dtype)} {name}[{max(count, 1)}] CV_ALIGN64;"
 
     def _declare_variable(self, v: Expr) -> str:
-        name = f"{v.attr}{len(self.scope.variables)}"
+        name = f"{v.attr}{self.scope.loops}"
+        self.scope.loops += 1
         self.scope.variables[v] = name
         return name
 
@@ -455,9 +459,22 @@ class CRenderer:
                 f"(__builtin_fabs({args[0]}) > 1.7976931348623157e308)"
             )
         if op == "bitcast":
-            self.math.add("bits")
-            return f"cv_bits({args[0]})" if e.dtype == "int32" else f"cv_float({args[0]})"
+            return self._bits(e.args[0].dtype, e.dtype, args[0])
         return self._call(e, args)
+
+    def _bits(self, source: str, target: str, value: str) -> str:
+        """The bits of a value as another type of the same width."""
+        if (source, target) in (("float32", "int32"), ("int32", "float32")):
+            self.math.add("bits")
+            return f"cv_bits({value})" if target == "int32" else f"cv_float({value})"
+        if not E.is_float(source) and not E.is_float(target):
+            return f"({c_type(target)})({value})"
+        name = f"cv_{source}_as_{target}"
+        self.bits[name] = (
+            f"static inline {c_type(target)} {name}({c_type(source)} x) {{ "
+            f"union {{ {c_type(source)} from; {c_type(target)} to; }} u; u.from = x; return u.to; }}"
+        )
+        return f"{name}({value})"
 
     def _symbol(self, name: str) -> str:
         from cuvil.codegen.names import identifier
@@ -521,4 +538,5 @@ class CRenderer:
             lines.append(f"static inline {kind} cv_min_{name}({kind} a, {kind} b) {{ return b < a ? b : a; }}")
             lines.append(f"static inline {kind} cv_max_{name}({kind} a, {kind} b) {{ return a < b ? b : a; }}")
         lines.append("#define cv_min_bool(a, b) ((a) && (b))\n#define cv_max_bool(a, b) ((a) || (b))")
+        lines += self.bits.values()
         return "\n".join(lines) + "\n" + cmath.text(self.math) + "\n" + "\n".join(self.micros.values())

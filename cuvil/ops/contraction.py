@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 from cuvil.errors import ModelError
@@ -68,24 +69,30 @@ def matmul(c: Context) -> Value:
 @lowering("MatMulInteger")
 def matmul_integer(c: Context) -> Value:
     """Integer product of (a - a_zero_point) and (b - b_zero_point), in int32."""
-    a, b = _centred(c, c[0], c.optional(2), -2), _centred(c, c[1], c.optional(3), -1)
-    return matmul_value(c.b, a, b, "int32")
+    return integer_product(c.b, c[0], c.optional(2), c[1], c.optional(3))
 
 
-def _centred(c: Context, x: Value, zero: Value | None, axis: int) -> Value:
-    """`x` minus its zero point (a scalar or one per entry of `axis`), in int32."""
+def integer_product(b: Builder, x: Value, x_zero: Value | None, y: Value, y_zero: Value | None) -> Value:
+    """numpy's matmul of (x - x_zero) and (y - y_zero), in int32; zero points are scalars, or one per row
+    of x and per column of y."""
+    return matmul_value(b, _centred(b, x, x_zero, -2), _centred(b, y, y_zero, -1), "int32")
+
+
+def _centred(b: Builder, x: Value, zero: Value | None, axis: int) -> Value:
+    """`x` minus its zero point (a scalar or one per entry of `axis`), in int32; `x` where that is 0."""
     if zero is None or (zero.is_constant and not zero.array.any()):
         return x
 
     def f(*i: Expr) -> Expr:
         at: tuple[Expr, ...] = ()
-        if zero.rank:
-            at = (i[axis] if static(zero.shape[-1]) != 1 else E.const(0),)
-            if zero.rank > 1:
-                at = (*i[: zero.rank - 1], at[0]) if axis == -1 else (*i[: zero.rank - 2], i[-2], E.const(0))
+        if zero.rank == 1:
+            at = (E.const(0) if static(zero.shape[0]) == 1 else i[axis],)
+        elif zero.rank > 1:
+            whole = (*i[:-1], E.const(0)) if axis == -2 else (*i[:-2], E.const(0), i[-1])
+            at = whole[len(whole) - zero.rank :]
         return E.cast(x[i], "int32") - E.cast(zero[at], "int32")
 
-    return c.b.map(x.shape, f)
+    return b.map(x.shape, f)
 
 
 @lowering("Gemm")
@@ -141,24 +148,28 @@ def conv(c: Context) -> Value:
 
 @lowering("ConvInteger")
 def conv_integer(c: Context) -> Value:
-    """Integer convolution of (x - x_zero_point) with (w - w_zero_point), in int32.
+    """Integer convolution of (x - x_zero_point) with (w - w_zero_point), in int32."""
+    return integer_convolution(c, c[0], c.optional(2), c[1], c.optional(3))
+
+
+def integer_convolution(c: Context, x: Value, x_zero: Value | None, w: Value, w_zero: Value | None) -> Value:
+    """Convolution of (x - x_zero) with (w - w_zero), in int32; x_zero is a scalar, w_zero a scalar or one
+    per output channel.
 
     The zero point of `x` leaves the sum: ``sum (x - z) w == sum x w - z sum w``, with the border
     padded by z, so that the sum itself runs on the bytes.
     """
-    x, w = c[0], _centred_filter(c)
-    zero = c.optional(2)
-    fill = E.const(0, x.dtype) if zero is None else zero[(0,) * zero.rank]
+    w = _centred_filter(c, w, w_zero)
+    fill = E.const(0, x.dtype) if x_zero is None else x_zero[(0,) * x_zero.rank]
     y = convolution(c, x, w, fill, "int32")
-    if zero is None or (fill.is_const and fill.attr == 0):
+    if fill.is_const and fill.attr == 0:
         return y
     axes = list(range(1, w.rank))
     sums = c.b.reduce_axes("sum", w, axes, keepdims=False, f=lambda e: E.cast(e, "int32"))
-    return c.b.map(y.shape, lambda *i: y[i] - E.cast(zero[(0,) * zero.rank], "int32") * sums[i[1]])
+    return c.b.map(y.shape, lambda *i: y[i] - E.cast(fill, "int32") * sums[i[1]])
 
 
-def _centred_filter(c: Context) -> Value:
-    w, zero = c[1], c.optional(3)
+def _centred_filter(c: Context, w: Value, zero: Value | None) -> Value:
     if zero is None or (zero.is_constant and not zero.array.any()):
         return w
 
@@ -173,21 +184,42 @@ def _centred_filter(c: Context) -> Value:
 def conv_transpose(c: Context) -> Value:
     """The transpose of a convolution: [N, C, ...] with [C, O / group, kernel...].
 
-    Lowered to a gather: output position p reads input (p + begin - tap * dilation) / stride where
-    that is whole and inside.
+    With ``q = p + begin``, output position p sums the taps t with ``t * dilation = q (mod stride)``
+    over input position ``(q - t * dilation) / stride``.  Where dilation is 1, the positions of each
+    residue of q are a plain convolution with the taps of that residue, and the output interleaves
+    them.
     """
     x, w, bias = c[0], c[1], c.optional(2)
     group, rank = c.attr("group", 1), x.rank - 2
     kernel = [k for k in map(static, w.shape[2:]) if k is not None]
     strides = c.attr("strides") or [1] * rank
     dilations = c.attr("dilations") or [1] * rank
+    begin, out = _transpose_geometry(c, x, kernel, strides, dilations)
+    channels = static(x.shape[1])
+    if channels is None or channels % group:
+        raise c.error(f"{channels} input channels are not divisible into {group} groups")
+    pads = [static(n) for n in begin]
+    if all(d == 1 for d in dilations) and None not in pads and all(k >= s for k, s in zip(kernel, strides)):
+        known = [n for n in pads if n is not None]
+        y = _interleaved(c, x, w, kernel, strides, known, out, channels // group)
+    else:
+        y = _gathered(c, x, w, kernel, strides, dilations, begin, out, channels // group)
+    return y if bias is None else c.b.map(y.shape, lambda *i: y[i] + bias[i[1]])
+
+
+def _transpose_geometry(
+    c: Context, x: Value, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+) -> tuple[list[Expr], list[Expr]]:
+    """(what is cut before, output size) of each spatial axis of a transposed convolution."""
+    rank = len(kernel)
     extra = c.attr("output_padding") or [0] * rank
     pads, asked = c.attr("pads") or [0] * (2 * rank), c.attr("output_shape")
     auto = c.attr("auto_pad", "NOTSET")
     begin: list[Expr] = []
     out: list[Expr] = []
     for axis in range(rank):
-        full = (x.shape[2 + axis] - 1) * strides[axis] + extra[axis] + ((kernel[axis] - 1) * dilations[axis] + 1)
+        extent = (kernel[axis] - 1) * dilations[axis] + 1
+        full = (x.shape[2 + axis] - 1) * strides[axis] + (extra[axis] + extent)
         if asked or auto in ("SAME_UPPER", "SAME_LOWER"):
             size = E.const(asked[-rank:][axis]) if asked else x.shape[2 + axis] * strides[axis]
             total = full - size
@@ -197,10 +229,87 @@ def conv_transpose(c: Context) -> Value:
         else:
             begin.append(E.const(pads[axis]))
             out.append(full - pads[axis] - pads[axis + rank])
-    per_group, channels = w.shape[1], static(x.shape[1])
-    if channels is None or channels % group:
-        raise c.error(f"{channels} input channels are not divisible into {group} groups")
-    inner = channels // group
+    return begin, out
+
+
+def _interleaved(
+    c: Context,
+    x: Value,
+    w: Value,
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    begin: Sequence[int],
+    out: Sequence[Expr],
+    inner: int,
+) -> Value:
+    """A transposed convolution as one convolution per residue of the output position."""
+    b, per_group, rank = c.b, w.shape[1], len(kernel)
+    outputs = per_group * E.floordiv(x.shape[1], inner)
+    phases: dict[tuple[int, ...], Value] = {}
+    for phase in itertools.product(*(range(s) for s in strides)):
+        taps, first, before, after, counts = [], [], [], [], []
+        for axis, (p, s, k) in enumerate(zip(phase, strides, kernel)):
+            first.append((p + begin[axis]) % s)
+            taps.append(-(-(k - first[-1]) // s))
+            start = (p + begin[axis]) // s  # input position of tap `first` for the first output
+            count = E.floordiv(out[axis] - p + (s - 1), s)
+            counts.append(count)
+            before.append(E.const(max(0, taps[-1] - 1 - start)))
+            after.append(E.maximum(count + start - x.shape[2 + axis], 0))
+        padded = pad(b, x, [0, 0, *before], [0, 0, *after], E.const(0, x.dtype))
+        starts = [E.const((p + g) // s) + n for p, g, s, n in zip(phase, begin, strides, before)]
+
+        def body(
+            i: tuple[Expr, ...],
+            r: tuple[Expr, ...],
+            padded: Value = padded,
+            starts: list[Expr] = starts,
+            first: list[int] = first,
+        ) -> Expr:
+            n, o, *position = i
+            k, *tap = r
+            at = [q + start - t for q, start, t in zip(position, starts, tap)]
+            at_tap = [t * s + f for t, s, f in zip(tap, strides, first)]
+            if inner == static(x.shape[1]):
+                return padded[(n, k, *at)] * w[(k, o, *at_tap)]
+            channel = E.floordiv(o, per_group) * inner + k
+            return padded[(n, channel, *at)] * w[(channel, E.mod(o, per_group), *at_tap)]
+
+        phases[phase] = b.reduce("sum", [x.shape[0], outputs, *counts], [inner, *taps], body)
+    if len(phases) == 1:
+        return phases[(0,) * rank]
+
+    def pick(*i: Expr) -> Expr:
+        position = i[2:]
+        source = tuple(E.floordiv(p, s) for p, s in zip(position, strides))
+        residue = [E.mod(p, s) for p, s in zip(position, strides)]
+        result: Expr | None = None
+        for phase, value in phases.items():
+            here = E.load(value, (*i[:2], *source))
+            same: Expr = E.const(True, "bool")
+            for r, p in zip(residue, phase):
+                same = E.logical("and", same, E.eq(r, p))
+            result = here if result is None else E.select(same, here, result)
+        assert result is not None
+        return result
+
+    return b.map([x.shape[0], outputs, *out], pick)
+
+
+def _gathered(
+    c: Context,
+    x: Value,
+    w: Value,
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    begin: Sequence[Expr],
+    out: Sequence[Expr],
+    inner: int,
+) -> Value:
+    """A transposed convolution that looks up, for every tap, the input position it meets."""
+    per_group = w.shape[1]
+    outputs = per_group * E.floordiv(x.shape[1], inner)
 
     def body(i: tuple[Expr, ...], r: tuple[Expr, ...]) -> Expr:
         n, o, *position = i
@@ -218,5 +327,4 @@ def conv_transpose(c: Context) -> Value:
         term = E.load(x, (n, channel, *at)) * w[(channel, E.mod(o, per_group), *tap)]
         return E.select(inside, term, E.const(0, x.dtype))
 
-    y = c.b.reduce("sum", [x.shape[0], per_group * group, *out], [inner, *kernel], body)
-    return y if bias is None else c.b.map(y.shape, lambda *i: y[i] + bias[i[1]])
+    return c.b.reduce("sum", [x.shape[0], outputs, *out], [inner, *kernel], body)

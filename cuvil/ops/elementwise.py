@@ -144,6 +144,13 @@ def swish(c: Context) -> Value:
     return c.b.elementwise(lambda x: x * E.unary("sigmoid", x * alpha), c.x)
 
 
+@lowering("SwiGLU")
+def swiglu(c: Context) -> Value:
+    """a * sigmoid(alpha * a) * b."""
+    alpha = c.attr("alpha", 1.0)
+    return c.b.elementwise(lambda a, b: a * E.unary("sigmoid", a * alpha) * b, c[0], c[1])
+
+
 @lowering("IsInf")
 def isinf(c: Context) -> Value:
     """Infinite, of the signs asked for."""
@@ -275,6 +282,24 @@ def cast(c: Context) -> Value:
     """Conversion to another element type."""
     target = ONNX_TYPES[c.attr("to")] if c.node.op == "Cast" else c[1].dtype
     return c.b.cast(c.x, target)
+
+
+@lowering("BitCast")
+def bitcast(c: Context) -> Value:
+    """The same bits as another element type of the same width."""
+    target = ONNX_TYPES[c.attr("to")]
+    if E.numpy_dtype(target).itemsize != E.numpy_dtype(c.x.dtype).itemsize:
+        raise c.error(f"{c.x.dtype} and {target} differ in width")
+    return c.b.elementwise(lambda x: E.bitcast(x, target), c.x)
+
+
+@lowering("Dropout")
+def dropout(c: Context) -> list[Value]:
+    """Inference: the input itself, and a mask of ones."""
+    training = c.optional(2)
+    if training is not None and not (training.is_constant and not training.array.any()):
+        raise c.unsupported("training_mode must be known to be false at compile time")
+    return [c.b.elementwise(lambda x: x, c.x), c.b.map(c.x.shape, lambda *i: E.const(True, "bool"))]
 
 
 @lowering("BatchNormalization")

@@ -344,6 +344,35 @@ def pad_node(c: Context) -> Value:
     return c.b.map(sizes, lambda *i: x[tuple(source(p, low, s) for p, low, s in zip(i, begin, x.shape))])
 
 
+@lowering("CenterCropPad")
+def center_crop_pad(c: Context) -> Value:
+    """Cut or padded with zeros to a shape, evenly on both sides."""
+    x, wanted = c.x, c.known_ints(1, "shape") or []
+    given = c.attr("axes")
+    axes = list(range(x.rank)) if given is None else [c.normal(a, x.rank) for a in given]
+    begin: list[Expr] = [E.const(0)] * x.rank
+    end: list[Expr] = [E.const(0)] * x.rank
+    for axis, size in zip(axes, wanted):
+        more = size - x.shape[axis]
+        begin[axis] = E.select(E.lt(more, 0), -E.floordiv(-more, 2), E.floordiv(more, 2))
+        end[axis] = more - begin[axis]
+    return pad(c.b, x, begin, end, E.const(0, x.dtype))
+
+
+@lowering("ReverseSequence")
+def reverse_sequence(c: Context) -> Value:
+    """The first entries of each sequence in reverse, as many as its length says."""
+    x, lengths = c[0], c[1]
+    batch, time = c.attr("batch_axis", 1), c.attr("time_axis", 0)
+
+    def body(*i: Expr) -> Expr:
+        length = E.minimum(E.cast(lengths[i[batch]], E.INDEX), x.shape[time])
+        t = E.select(E.lt(i[time], length), length - 1 - i[time], i[time])
+        return x[tuple(t if k == time else v for k, v in enumerate(i))]
+
+    return c.b.map(x.shape, body)
+
+
 @lowering("ConstantOfShape")
 def constant_of_shape(c: Context) -> Value:
     """A tensor filled with one value."""

@@ -62,9 +62,15 @@ def reduce(c: Context) -> Value:
 @lowering("ArgMax", "ArgMin")
 def arg_reduce(c: Context) -> Value:
     """The index of the largest or smallest element along an axis, the first or last of equals."""
-    b, x = c.b, c.x
-    axis, keep, last = c.axis(x.rank), bool(c.attr("keepdims", 1)), c.attr("select_last_index", 0)
-    best = b.reduce_axes("max" if c.node.op == "ArgMax" else "min", x, [axis], True)
+    x = c.x
+    axis, keep, last = c.axis(x.rank), bool(c.attr("keepdims", 1)), bool(c.attr("select_last_index", 0))
+    result = first_best(c.b, x, axis, "max" if c.node.op == "ArgMax" else "min", last)
+    return result if keep else c.b.reshape(result, [s for i, s in enumerate(x.shape) if i != axis])
+
+
+def first_best(b: Builder, x: Value, axis: int, op: str, last: bool = False) -> Value:
+    """The index of the first (or last) largest or smallest element along an axis, which stays as 1."""
+    best = b.reduce_axes(op, x, [axis], True)
     out = [E.const(1) if i == axis else s for i, s in enumerate(x.shape)]
 
     def body(i: tuple[Expr, ...], r: tuple[Expr, ...]) -> Expr:
@@ -72,40 +78,77 @@ def arg_reduce(c: Context) -> Value:
         other = E.const(-1) if last else x.shape[axis]
         return E.select(E.eq(x[at], best[i]), r[0] + 0, other)
 
-    result = b.reduce("max" if last else "min", out, [x.shape[axis]], body)
-    return result if keep else b.reshape(result, [s for i, s in enumerate(x.shape) if i != axis])
+    return b.reduce("max" if last else "min", out, [x.shape[axis]], body)
 
 
-@lowering("Softmax", "LogSoftmax")
+def widened(b: Builder, x: Value) -> Value:
+    """`x`, or its float32 form where sums in its own type would be too coarse."""
+    return b.cast(x, "float32") if x.dtype in ("float16", "bfloat16") else x
+
+
+@lowering("Softmax", "LogSoftmax", "Hardmax")
 def softmax(c: Context) -> Value:
-    """exp(x - max) / sum, or its logarithm, along an axis."""
-    b, x = c.b, c.x
-    axis = c.axis(x.rank, -1)
-    largest = b.reduce_axes("max", x, [axis])
-    shifted = b.elementwise(lambda v, m: v - m, x, largest)
-    powers = b.elementwise(lambda v: E.unary("exp", v), shifted)
-    total = b.reduce_axes("sum", powers, [axis])
-    if c.node.op == "LogSoftmax":
-        log = b.elementwise(lambda t: E.unary("log", t), total)
-        return b.elementwise(lambda v, t: v - t, shifted, log)
-    inverse = b.elementwise(lambda t: 1 / t, total)
-    return b.elementwise(lambda v, t: v * t, powers, inverse)
+    """exp(x - max) / sum along an axis, or its logarithm, or 1 at the first largest element."""
+    x, axis = c.x, c.axis(c.x.rank, -1)
+    if c.node.op == "Hardmax":
+        return hardmax(c.b, x, axis)
+    return log_softmax(c.b, x, axis) if c.node.op == "LogSoftmax" else softmax_value(c.b, x, axis)
 
 
-@lowering("LayerNormalization")
-def layer_normalization(c: Context) -> list[Value]:
-    """(x - mean) / sqrt(var + epsilon) * scale + bias over the axes from `axis` on."""
-    b, x, scale, bias = c.b, c.x, c[1], c.optional(2)
-    axes = list(range(c.axis(x.rank, -1), x.rank))
-    epsilon = c.attr("epsilon", 1e-5)
+def softmax_value(b: Builder, x: Value, axis: int) -> Value:
+    """exp(x - max) / sum along an axis."""
+    wide = widened(b, x)
+    largest = b.reduce_axes("max", wide, [axis])
+    powers = b.elementwise(lambda v, m: E.unary("exp", v - m), wide, largest)
+    inverse = b.elementwise(lambda t: 1 / t, b.reduce_axes("sum", powers, [axis]))
+    return b.elementwise(lambda v, t: E.cast(v * t, x.dtype), powers, inverse)
+
+
+def log_softmax(b: Builder, x: Value, axis: int) -> Value:
+    """x - max - log(sum(exp(x - max))) along an axis."""
+    wide = widened(b, x)
+    largest = b.reduce_axes("max", wide, [axis])
+    shifted = b.elementwise(lambda v, m: v - m, wide, largest)
+    total = b.reduce_axes("sum", shifted, [axis], True, lambda e: E.unary("exp", e))
+    log = b.elementwise(lambda t: E.unary("log", t), total)
+    return b.elementwise(lambda v, t: E.cast(v - t, x.dtype), shifted, log)
+
+
+def hardmax(b: Builder, x: Value, axis: int) -> Value:
+    """1 at the first largest element along an axis, 0 elsewhere."""
+    first = first_best(b, x, axis, "max")
+
+    def body(*i: Expr) -> Expr:
+        at = tuple(E.const(0) if k == axis else v for k, v in enumerate(i))
+        return E.cast(E.eq(first[at], i[axis]), x.dtype)
+
+    return b.map(x.shape, body)
+
+
+def normalized(b: Builder, x: Value, axes: Sequence[int], epsilon: float) -> tuple[Value, Value, Value]:
+    """((x - mean) / sqrt(var + epsilon), mean, 1 / sqrt(var + epsilon)) over `axes`."""
     average = mean(b, x, axes)
     centred = b.elementwise(lambda v, m: v - m, x, average)
     variance = b.reduce_axes("sum", centred, axes, True, lambda e: e * e)
     n = count(x, axes, x.dtype)
     inverse = b.elementwise(lambda v: 1 / E.unary("sqrt", v / n + epsilon), variance)
+    return b.elementwise(lambda v, s: v * s, centred, inverse), average, inverse
+
+
+@lowering("LayerNormalization")
+def layer_normalization(c: Context) -> list[Value]:
+    """(x - mean) / sqrt(var + epsilon) * scale + bias over the axes from `axis` on."""
+    return layer_norm(c, c.x, c[1], c.optional(2), c.axis(c.x.rank, -1))
+
+
+def layer_norm(c: Context, x: Value, scale: Value, bias: Value | None, first: int) -> list[Value]:
+    """Layer normalization over the axes from `first` on, with the mean and the inverse deviation."""
+    b = c.b
+    axes = list(range(first, x.rank))
+    normal, average, inverse = normalized(b, widened(b, x), axes, c.attr("epsilon", 1e-5))
 
     def f(*i: Expr) -> Expr:
-        y = broadcast_load(centred, i) * broadcast_load(inverse, i) * broadcast_load(scale, i)
+        y = E.cast(normal[i], x.dtype) * broadcast_load(scale, i)
         return y if bias is None else y + broadcast_load(bias, i)
 
     return [b.map(x.shape, f), average, inverse]
@@ -114,12 +157,35 @@ def layer_normalization(c: Context) -> list[Value]:
 @lowering("RMSNormalization")
 def rms_normalization(c: Context) -> Value:
     """x / sqrt(mean(x * x) + epsilon) * scale over the axes from `axis` on."""
-    b, x, scale = c.b, c.x, c[1]
-    axes = list(range(c.axis(x.rank, -1), x.rank))
-    epsilon, n = c.attr("epsilon", 1e-5), count(x, axes, x.dtype)
-    squares = b.reduce_axes("sum", x, axes, True, lambda e: e * e)
+    return rms_norm(c, c.x, c[1], c.axis(c.x.rank, -1))[0]
+
+
+def rms_norm(c: Context, x: Value, scale: Value, first: int) -> list[Value]:
+    """RMS normalization over the axes from `first` on, with the inverse root of the mean square."""
+    b, wide = c.b, widened(c.b, x)
+    axes = list(range(first, x.rank))
+    epsilon, n = c.attr("epsilon", 1e-5), count(x, axes, wide.dtype)
+    squares = b.reduce_axes("sum", wide, axes, True, lambda e: e * e)
     inverse = b.elementwise(lambda s: 1 / E.unary("sqrt", s / n + epsilon), squares)
-    return b.map(x.shape, lambda *i: x[i] * broadcast_load(inverse, i) * broadcast_load(scale, i))
+
+    def f(*i: Expr) -> Expr:
+        normal = E.cast(wide[i] * broadcast_load(inverse, i), x.dtype)
+        return normal * E.cast(broadcast_load(scale, i), x.dtype)
+
+    return [b.map(x.shape, f), inverse]
+
+
+@lowering("MeanVarianceNormalization")
+def mean_variance_normalization(c: Context) -> Value:
+    """(x - mean) / (sqrt(mean of squares - squared mean) + 1e-9) over `axes`."""
+    b, x = c.b, c.x
+    axes = [c.normal(a, x.rank) for a in c.attr("axes") or [0, 2, 3]]
+    average = mean(b, x, axes)
+    centred = b.elementwise(lambda v, m: v - m, x, average)
+    squares = b.reduce_axes("sum", centred, axes, True, lambda e: e * e)
+    n = count(x, axes, x.dtype)
+    deviation = b.elementwise(lambda s: E.unary("sqrt", s / n) + 1e-9, squares)
+    return b.elementwise(lambda v, d: v / d, centred, deviation)
 
 
 @lowering("InstanceNormalization", "GroupNormalization")
@@ -130,16 +196,10 @@ def group_normalization(c: Context) -> Value:
     channels = x.shape[1]
     groups: Expr = channels if c.node.op == "InstanceNormalization" else E.const(c.attr("num_groups"))
     size = E.floordiv(channels, groups)
-    split = b.reshape(x, [x.shape[0], groups, size, *x.shape[2:]])
-    axes = list(range(2, split.rank))
-    average = mean(b, split, axes)
-    centred = b.elementwise(lambda v, m: v - m, split, average)
-    variance = b.reduce_axes("sum", centred, axes, True, lambda e: e * e)
-    n, epsilon = count(split, axes, x.dtype), c.attr("epsilon", 1e-5)
-    inverse = b.elementwise(lambda v: 1 / E.unary("sqrt", v / n + epsilon), variance)
-    normal = b.elementwise(lambda v, s: v * s, centred, inverse)
+    split = b.reshape(widened(b, x), [x.shape[0], groups, size, *x.shape[2:]])
+    normal, _, _ = normalized(b, split, list(range(2, split.rank)), c.attr("epsilon", 1e-5))
     back = b.reshape(normal, x.shape)
-    return b.map(x.shape, lambda *i: back[i] * scale[i[1]] + bias[i[1]])
+    return b.map(x.shape, lambda *i: E.cast(back[i], x.dtype) * scale[i[1]] + bias[i[1]])
 
 
 @lowering("LpNormalization")
@@ -270,36 +330,34 @@ def lp_pool(c: Context) -> Value:
     return b.elementwise(lambda s: E.binary("pow", s, E.const(1 / p, x.dtype)), total)
 
 
-@lowering("CumSum")
-def cumsum(c: Context) -> Value:
-    """Running sums along an axis, lowered as a recurrence over it."""
+@lowering("CumSum", "CumProd")
+def cumulative(c: Context) -> Value:
+    """Running sums or products along an axis, lowered as a recurrence over it."""
     b, x = c.b, c.x
+    step = E.add if c.node.op == "CumSum" else E.mul
+    neutral = identity("sum" if c.node.op == "CumSum" else "prod", x.dtype)
     (given,) = c.static_ints(1, "axis") or [0]
     axis = c.normal(given, x.rank)
     exclusive, reverse = c.attr("exclusive", 0), c.attr("reverse", 0)
     length = x.shape[axis]
-    others = [s for i, s in enumerate(x.shape) if i != axis]
     scan = b.scan(length)
-    sums = b.member(scan, x.dtype, others)
+    totals = b.member(scan, x.dtype, [s for i, s in enumerate(x.shape) if i != axis])
 
     def source(t: Expr, rest: tuple[Expr, ...]) -> Expr:
-        step = length - 1 - t if reverse else t
         at = list(rest)
-        at.insert(axis, step)
+        at.insert(axis, length - 1 - t if reverse else t)
         return E.load(x, at)
 
     def body(t: Expr, *rest: Expr) -> Expr:
-        before = E.load(sums, (t - 1, *rest))
-        zero = E.const(0, x.dtype)
+        before = E.load(totals, (t - 1, *rest))
         if exclusive:
-            return E.select(E.eq(t, 0), zero, before + source(t - 1, rest))
-        return E.select(E.eq(t, 0), zero, before) + source(t, rest)
+            return E.select(E.eq(t, 0), neutral, step(before, source(t - 1, rest)))
+        return step(E.select(E.eq(t, 0), neutral, before), source(t, rest))
 
-    b.define(sums, body)
+    b.define(totals, body)
 
     def back(*i: Expr) -> Expr:
         t = length - 1 - i[axis] if reverse else i[axis]
-        return E.load(sums, (t, *(v for k, v in enumerate(i) if k != axis)))
+        return E.load(totals, (t, *(v for k, v in enumerate(i) if k != axis)))
 
     return b.map(x.shape, back)
-

@@ -249,7 +249,7 @@ def _blend(c: Context, x: Value, axis: Axis, transformation: str) -> Value:
         distance = E.unary("abs", E.cast(t - (reach - 1), real) - part)
         if shrink is not None:
             distance = distance * float(shrink)
-        w = E.maximum(1 - distance, 0) if sharp is None else _cubic(distance, sharp)
+        w = E.maximum(1 - distance, 0) if sharp is None else cubic(distance, sharp)
         if not c.attr("exclude_outside", 0):
             return w
         source = first + t
@@ -280,7 +280,7 @@ def _blend(c: Context, x: Value, axis: Axis, transformation: str) -> Value:
     return b.map(shape, body)
 
 
-def _cubic(d: Expr, a: float) -> Expr:
+def cubic(d: Expr, a: float) -> Expr:
     """Keys' cubic convolution kernel at distance `d`."""
     near = ((d * (a + 2)) - (a + 3)) * d * d + 1
     far = ((d * a - 5 * a) * d + 8 * a) * d - 4 * a

@@ -139,9 +139,9 @@ def shared_tensors(
         if name in parent:
             continue
         parent[name] = name
-        node = producers.get(name)
-        if node is not None and key(node) in nodes:
-            sources = _passed(node)
+        producer = producers.get(name)
+        if producer is not None and key(producer) in nodes:
+            sources = _passed(producer)
             if not any(n in graph.constants for n in sources) and may_join([*sources, name]):
                 links += [(source, name) for source in sources]
                 queue += sources
@@ -202,27 +202,25 @@ class _Inserter:
             parameters = self.plan.tensors[name]
             scale = self.constant(f"{name}.scale", np.asarray(parameters.scale))
             zero = self.constant(f"{name}.zero", np.asarray(parameters.zero_point, np.uint8))
-            shape = self.graph.types[name].shape
-            q = self.node("QuantizeLinear", [name, scale, zero], f"{name}.q", TensorType("uint8", shape), reader)
-            dq = self.node("DequantizeLinear", [q, scale, zero], f"{name}.dq", TensorType("float32", shape), reader)
-            self.copies[place] = dq
+            small, full = (TensorType(t, self.graph.types[name].shape) for t in ("uint8", "float32"))
+            q = self.node("QuantizeLinear", [name, scale, zero], f"{name}.q", small, reader)
+            self.copies[place] = self.node("DequantizeLinear", [q, scale, zero], f"{name}.dq", full, reader)
         return self.copies[place]
 
     def layer(self, layer: Layer, node: Node) -> None:
         w, data = self.plan.weights[layer.output], self.plan.tensors[layer.data]
-        zero = np.zeros(w.scale.shape, np.int8)
-        node.inputs[1] = self.integers(layer.weights, w.values, w.scale, zero, layer.axis, node)
+        node.inputs[1] = self.integers(layer.weights, w.values, w.scale, layer.axis, node)
         if w.bias is not None:
             scale = (data.scale * w.scale).astype(np.float32)
-            node.inputs[2] = self.integers(layer.bias, w.bias, scale, None, 0, node)
+            node.inputs[2] = self.integers(layer.bias, w.bias, scale, 0, node)
 
-    def integers(self, name: str, values: Array, scale: Array, zero: Array | None, axis: int, reader: Node) -> str:
-        """A constant stored as integers, and the DequantizeLinear that reads it."""
-        inputs = [self.constant(f"{name}.q", values), self.constant(f"{name}.scale", scale)]
-        if zero is not None:
-            inputs.append(self.constant(f"{name}.zero", zero))
-        kind = TensorType("float32", values.shape)
-        return self.node("DequantizeLinear", inputs, f"{name}.dq", kind, reader, {"axis": axis} if scale.ndim else {})
+    def integers(self, name: str, values: Array, scale: Array, axis: int, reader: Node) -> str:
+        """A constant stored as integers with zero point 0, and the DequantizeLinear that reads it."""
+        zero = np.zeros(scale.shape, values.dtype)
+        parts = {"q": values, "scale": scale, "zero": zero}
+        inputs = [self.constant(f"{name}.{what}", array) for what, array in parts.items()]
+        kind, attrs = TensorType("float32", values.shape), {"axis": axis} if scale.ndim else {}
+        return self.node("DequantizeLinear", inputs, f"{name}.dq", kind, reader, attrs)
 
     def constant(self, name: str, array: Array) -> str:
         """A constant, under a name of its own unless an equal one of that name is there."""

@@ -164,7 +164,10 @@ def _report(
     nodes = {qdq.key(node): node for node in graph.nodes}
     tensors = {
         name: {
-            "scale": float(p.scale), "zero_point": p.zero_point, "low": ranges[name].low, "high": ranges[name].high
+            "scale": float(p.scale),
+            "zero_point": p.zero_point,
+            "low": ranges[name].low,
+            "high": ranges[name].high,
         }
         for name, p in plan.tensors.items()
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
@@ -19,12 +20,13 @@ MAX_DRAWN_NODES = 600
 BOX = (138.0, 30.0)
 
 _STYLE = """
-body { font: 14px/1.45 system-ui, sans-serif; color: #1c2733; max-width: 1180px; margin: 2em auto; padding: 0 1em }
-h1 { font-size: 1.6em; margin: 0 } h2 { font-size: 1.15em; margin: 2em 0 .5em; border-bottom: 1px solid #d5dbe1 }
+body { font: 14px/1.45 system-ui, sans-serif; color: #1c2733; max-width: 1180px; margin: 2em auto }
+h1 { font-size: 1.6em; margin: 0 }
+h2 { font-size: 1.15em; margin: 2em 0 .5em; border-bottom: 1px solid #d5dbe1 }
 p.sub { color: #5b6875; margin: .2em 0 1em } .tiles { display: flex; flex-wrap: wrap; gap: 12px }
 .tile { border: 1px solid #d5dbe1; border-radius: 6px; padding: 8px 14px; min-width: 120px }
 .tile b { display: block; font-size: 1.25em } .tile span { color: #5b6875; font-size: .85em }
-table { border-collapse: collapse; width: 100% } th { text-align: left; color: #5b6875; font-weight: 600 }
+table { border-collapse: collapse } th { text-align: left; color: #5b6875; font-weight: 600 }
 td, th { padding: 3px 10px 3px 0; border-bottom: 1px solid #edf0f3; vertical-align: top }
 td.n, th.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums }
 td.from { color: #5b6875; max-width: 280px; overflow-wrap: anywhere } td.bar { width: 22% }
@@ -56,7 +58,8 @@ def page(report: Result) -> str:
     body = "\n".join(part for part in parts if part)
     return (
         f"<!doctype html>\n<html lang=en><meta charset=utf-8><title>{title}</title>\n"
-        f"<meta name=viewport content='width=device-width'>\n<style>{_STYLE}</style>\n<body>\n{body}\n</body></html>\n"
+        "<meta name=viewport content='width=device-width'>\n"
+        f"<style>{_STYLE}</style>\n<body>\n{body}\n</body></html>\n"
     )
 
 
@@ -85,7 +88,7 @@ def _devices(report: Result, colours: Mapping[str, str]) -> str:
         ]
         for d in report["devices"]
     ]
-    return _table(("device", "kind", "nodes", ""), rows, numbers=(2,))
+    return _table(("device", "kind", "nodes", ""), rows, numbers=(2,), width="auto")
 
 
 def _segments(report: Result, colours: Mapping[str, str]) -> str:
@@ -115,7 +118,7 @@ def _kernels(report: Result, colours: Mapping[str, str]) -> str:
             size(k["dram_bytes"]),
             size(k["pcie_bytes"]),
             duration(k["latency_ns"]),
-            f"<div style='width:{100 * k['latency_ns'] / longest:.1f}%;background:{colours[k['device']]}'></div>",
+            _bar(k["latency_ns"] / longest, colours[k["device"]]),
         ]
         for k in report["kernels"]
     ]
@@ -123,26 +126,33 @@ def _kernels(report: Result, colours: Mapping[str, str]) -> str:
     return _table(titles, rows, numbers=(3, 4, 5, 6), classes={2: "from", 7: "bar"})
 
 
+def _bar(share: float, colour: str) -> str:
+    return f"<div style='width:{100 * share:.1f}%;background:{colour}'></div>"
+
+
 def _table(
     titles: Sequence[str],
     rows: Sequence[Sequence[str]],
     numbers: Sequence[int] = (),
     classes: Mapping[int, str] | None = None,
+    width: str = "100%",
 ) -> str:
     """A table of cells that are HTML already."""
     kinds = [(classes or {}).get(i, "n" if i in numbers else "") for i in range(len(titles))]
     head = "".join(f"<th class='{c}'>{escape(t)}</th>" for t, c in zip(titles, kinds))
     lines = ["".join(f"<td class='{c}'>{cell}</td>" for cell, c in zip(row, kinds)) for row in rows]
-    return f"<table><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+    return (
+        f"<table style='width:{width}'><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+    )
 
 
 def _arena(arena: Result, colours: Mapping[str, str]) -> str:
     """The arena map of one segment: steps from left to right, offsets upwards."""
-    name = f"{arena['device']}, segment {arena['segment']}"
+    title = escape(f"{arena['device']}, segment {arena['segment']}")
     if arena["bytes"] is None:
-        return f"<p>{escape(name)}: the sizes are symbolic; bind them with --shape to see the map.</p>"
+        return f"<p>{title}: the sizes are symbolic; bind them with --shape to see the map.</p>"
     if not arena["buffers"]:
-        return f"<p>{escape(name)}: no working memory.</p>"
+        return f"<p>{title}: no working memory.</p>"
     width, height, margin = 1000.0, 300.0, 70.0
     across, upwards = width / max(arena["steps"], 1), height / arena["bytes"]
     colour = colours[arena["device"]]
@@ -151,12 +161,14 @@ def _arena(arena: Result, colours: Mapping[str, str]) -> str:
         x, w = margin + buffer["first"] * across, (buffer["last"] - buffer["first"] + 1) * across
         h = buffer["bytes"] * upwards
         y = 10 + height - buffer["offset"] * upwards - h
-        hint = f"{buffer['name']}: {size(buffer['bytes'])} at {buffer['offset']}, steps {buffer['first']} to {buffer['last']}"
-        fits = h > 13 and w > 7 * len(buffer["name"])
-        label = f"<text x='{x + 4:.1f}' y='{y + h / 2 + 4:.1f}'>{escape(buffer['name'])}</text>" if fits else ""
+        name = buffer["name"]
+        where = f"{size(buffer['bytes'])} at {buffer['offset']}, steps {buffer['first']} to {buffer['last']}"
+        label = f"<text x='{x + 4:.1f}' y='{y + h / 2 + 4:.1f}'>{escape(name)}</text>"
         boxes.append(
-            f"<g><title>{escape(hint)}</title><rect x='{x:.1f}' y='{y:.1f}' width='{max(w - 1, 1):.1f}' "
-            f"height='{max(h, 0.7):.1f}' fill='{colour}' fill-opacity='.3' stroke='{colour}'/>{label}</g>"
+            f"<g><title>{escape(name)}: {where}</title>"
+            f"<rect x='{x:.1f}' y='{y:.1f}' width='{max(w - 1, 1):.1f}' height='{max(h, 0.7):.1f}' "
+            f"fill='{colour}' fill-opacity='.3' stroke='{colour}'/>"
+            f"{label if h > 13 and w > 7 * len(name) else ''}</g>"
         )
     marks = "".join(
         f"<text class=dim x='{margin - 6}' y='{14 + height * (1 - f):.0f}' text-anchor='end'>"
@@ -165,10 +177,11 @@ def _arena(arena: Result, colours: Mapping[str, str]) -> str:
     )
     frame = f"<rect x='{margin}' y='10' width='{width}' height='{height}' fill='none' stroke='#d5dbe1'/>"
     caption = (
-        f"<text class=dim x='{margin}' y='{height + 28}'>{escape(name)}: {size(arena['bytes'])}, "
+        f"<text class=dim x='{margin}' y='{height + 28}'>{title}: {size(arena['bytes'])}, "
         f"steps 0 to {arena['steps'] - 1} from left to right</text>"
     )
-    return f"<svg viewBox='0 0 {width + margin + 10} {height + 36}' width='100%'>{frame}{''.join(boxes)}{marks}{caption}</svg>"
+    inner = f"{frame}{''.join(boxes)}{marks}{caption}"
+    return f"<svg viewBox='0 0 {width + margin + 10} {height + 36}' width='100%'>{inner}</svg>"
 
 
 def _network(nodes: Sequence[Result], colours: Mapping[str, str]) -> str:
@@ -182,21 +195,21 @@ def _network(nodes: Sequence[Result], colours: Mapping[str, str]) -> str:
     lines = "".join(f"<path d='{_curve(way)}' fill='none' stroke='#9aa7b3'/>" for way in drawing.edges)
     boxes = []
     for node, (x, y) in zip(drawn, drawing.nodes):
-        w, h = BOX
         colour = colours[node["device"]]
+        left, top = x - BOX[0] / 2, y - BOX[1] / 2
+        shape = _short(node["shapes"][0] if node["shapes"] else "")
         hint = f"{node['op']} {node['name']} on {node['device']}: {', '.join(node['shapes'])}"
         boxes.append(
-            f"<g><title>{escape(hint)}</title><rect x='{x - w / 2:.1f}' y='{y - h / 2:.1f}' width='{w}' height='{h}' "
-            f"rx='4' fill='white' stroke='{colour}'/><rect x='{x - w / 2:.1f}' y='{y - h / 2:.1f}' width='4' "
-            f"height='{h}' fill='{colour}'/><text x='{x:.1f}' y='{y - 2:.1f}' text-anchor='middle'>"
-            f"{escape(node['op'][:20])}</text><text class=dim x='{x:.1f}' y='{y + 10:.1f}' text-anchor='middle'>"
-            f"{escape(_short(node['shapes'][0] if node['shapes'] else ''))}</text></g>"
+            f"<g><title>{escape(hint)}</title><rect x='{left:.1f}' y='{top:.1f}' width='{BOX[0]}' "
+            f"height='{BOX[1]}' rx='4' fill='white' stroke='{colour}'/>"
+            f"<rect x='{left:.1f}' y='{top:.1f}' width='4' height='{BOX[1]}' fill='{colour}'/>"
+            f"<text x='{x:.1f}' y='{y - 2:.1f}' text-anchor='middle'>{escape(_short(node['op']))}</text>"
+            f"<text class=dim x='{x:.1f}' y='{y + 10:.1f}' text-anchor='middle'>{escape(shape)}</text></g>"
         )
     more = f"<p>The first {len(drawn)} of {len(nodes)} nodes.</p>" if len(drawn) < len(nodes) else ""
-    return (
-        f"{more}<div class=box><svg viewBox='0 0 {drawing.width:.0f} {drawing.height:.0f}' width='{drawing.width:.0f}' "
-        f"height='{drawing.height:.0f}' style='display:block;margin:auto'>{lines}{''.join(boxes)}</svg></div>"
-    )
+    size = f"width='{drawing.width:.0f}' height='{drawing.height:.0f}'"
+    svg = f"<svg {size} style='display:block;margin:auto'>{lines}{''.join(boxes)}</svg>"
+    return f"{more}<div class=box>{svg}</div>"
 
 
 def _curve(way: Sequence[layers.Point]) -> str:
@@ -204,7 +217,7 @@ def _curve(way: Sequence[layers.Point]) -> str:
     half = BOX[1] / 2
     points = [(way[0][0], way[0][1] + half), *way[1:-1], (way[-1][0], way[-1][1] - half)]
     text = f"M{points[0][0]:.1f} {points[0][1]:.1f}"
-    for (x0, y0), (x1, y1) in zip(points, points[1:]):
+    for (x0, y0), (x1, y1) in itertools.pairwise(points):
         middle = (y0 + y1) / 2
         text += f"C{x0:.1f} {middle:.1f} {x1:.1f} {middle:.1f} {x1:.1f} {y1:.1f}"
     return text

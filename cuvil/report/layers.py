@@ -7,6 +7,7 @@ allows.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -47,7 +48,7 @@ def draw(count: int, edges: Sequence[tuple[int, int]]) -> Drawing:
             above.append([])
             below.append([])
         way.append(sink)
-        for upper, lower in zip(way, way[1:]):
+        for upper, lower in itertools.pairwise(way):
             below[upper].append(lower)
             above[lower].append(upper)
         ways.append(way)

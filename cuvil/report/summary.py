@@ -29,17 +29,34 @@ def compiled(result: Result) -> str:
 
 def partitioned(result: Result) -> str:
     """`commands.partition`."""
-    devices = [[d["name"], d["kind"], d["isa"], str(d["nodes"]), d["left_out"] or ""] for d in result["devices"]]
-    segments = [
-        [str(k), s["device"], str(len(s["nodes"])), _ends(s["nodes"]), _names(s["inputs"]), _names(s["outputs"])]
-        for k, s in enumerate(result["segments"])
+    devices = [
+        [d["name"], d["kind"], d["isa"], str(d["nodes"]), d["left_out"] or ""] for d in result["devices"]
     ]
+    segments = []
+    for number, s in enumerate(result["segments"]):
+        nodes = s["nodes"]
+        what = [s["device"], str(len(nodes)), _ends(nodes), _names(s["inputs"]), _names(s["outputs"])]
+        segments.append([str(number), *what])
     return "\n\n".join(
         [
             table(devices, ("device", "kind", "isa", "nodes", "left out"), "<<<>"),
             table(segments, ("segment", "device", "nodes", "from .. to", "reads", "writes"), "><>"),
         ]
     )
+
+
+def verified(result: Result) -> str:
+    """`commands.verify`."""
+    from cuvil.report.verify import Verification
+
+    return Verification(**{**result, "notes": ()}).text()
+
+
+def benchmarked(result: Result) -> str:
+    """`commands.bench`."""
+    from cuvil.report.verify import Benchmark
+
+    return Benchmark(**{**result, "notes": ()}).text()
 
 
 def targets(result: Result) -> str:
@@ -55,7 +72,8 @@ def probed(result: Result) -> str:
     rows = [("profile", result["profile"]), ("board", target["board"]), ("triple", target["triple"])]
     for name, d in target["devices"].items():
         caches = ", ".join(f"{k} {size(d['caches'][k])}" for k in ("l1d", "l2", "l3") if d["caches"][k])
-        rows.append(("device", f"{name}: {d['isa']}, {d['cores']} cores, {d['frequency'] / 1e9:.3g} GHz, {caches}"))
+        clock = f"{d['frequency'] / 1e9:.3g} GHz"
+        rows.append(("device", f"{name}: {d['isa']}, {d['cores']} cores, {clock}, {caches}"))
     for name, m in target["memories"].items():
         rows.append(("memory", f"{name}: {size(m['size'])}, {m['bandwidth'] / 1e9:.3g} GB/s"))
     return facts(rows)

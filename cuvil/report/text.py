@@ -61,11 +61,13 @@ def table(rows: Sequence[Sequence[str]], header: Sequence[str] = (), right: str 
     if not lines:
         return ""
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    aligned = [
-        [cell.rjust(w) if right[i : i + 1] == ">" else cell.ljust(w) for i, (cell, w) in enumerate(zip(line, widths))]
-        for line in lines
-    ]
-    return "\n".join("  ".join(line).rstrip() for line in aligned)
+    sides = right.ljust(len(widths))
+
+    def aligned(line: Sequence[str]) -> str:
+        cells = (c.rjust(w) if s == ">" else c.ljust(w) for c, w, s in zip(line, widths, sides))
+        return "  ".join(cells).rstrip()
+
+    return "\n".join(map(aligned, lines))
 
 
 def facts(rows: Sequence[tuple[str, str]]) -> str:

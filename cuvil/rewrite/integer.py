@@ -36,7 +36,13 @@ def _bytes(x: Quantized | None) -> bool:
 def _centred(values: Array, zero: Array) -> Array | None:
     """Byte weights with their zero point taken off, as int8; None where they do not fit."""
     centred = values.astype(np.int64) - zero
-    return centred.astype(np.int8) if centred.min(initial=0) >= -128 and centred.max(initial=0) <= 127 else None
+    fits = centred.min(initial=0) >= -128 and centred.max(initial=0) <= 127
+    return centred.astype(np.int8) if fits else None
+
+
+def _spread(values: Array, axis: int, rank: int) -> Array:
+    """Entries per slice of `axis`, shaped to broadcast against an array of that rank."""
+    return values.reshape([-1 if k == axis else 1 for k in range(rank)]) if values.ndim else values
 
 
 @dataclass(frozen=True)
@@ -45,42 +51,43 @@ class Operands:
 
     Attributes:
         x: the activation, with one scale.
-        w: int8 weights without zero point; output channels on `axis`.
+        w: weights, bytes; output channels on `axis`.
+        w_zero: their zero point, of rank 0 or [channels]; None where it is 0.
+        axis: 0 for convolutions.
         scale: product of the scales, float32, of rank 0 or [channels].
-        sums: of the weights over everything but `axis`, int64, [channels].
+        sums: of the weights less their zero point over everything but `axis`, int64, [channels].
+        peak: bound of the absolute sum of products.
     """
 
     x: Quantized
     w: Array
+    w_zero: Array | None
     axis: int
     scale: Array
     sums: Array
-
-    @property
-    def peak(self) -> int:
-        """Bound of the absolute sum of products."""
-        others = tuple(k for k in range(self.w.ndim) if k != self.axis)
-        largest = 255 if self.x.dtype == "uint8" else 128
-        return largest * int(np.abs(self.w.astype(np.int64)).sum(axis=others).max(initial=0))
+    peak: int
 
 
 def _operands(r: Rewriter, data: str, weights: str, axis: int) -> Operands | None:
     """The operands where `data` is dequantized bytes, and `weights` dequantized constant bytes with a
     scale for all or for each output channel (on `axis`)."""
     x, q = r.dequantized(data), r.dequantized(weights)
-    if x is None or q is None or not _bytes(x) or not _bytes(q) or x.scale.ndim or q.name not in r.graph.constants:
+    if x is None or q is None or not _bytes(x) or not _bytes(q) or x.scale.ndim:
         return None
-    values = r.graph.constants[q.name]
+    values = r.graph.constants.get(q.name)
+    if values is None:
+        return None
     if q.scale.ndim and (q.axis % values.ndim != axis or len(q.scale) != values.shape[axis]):
         return None
-    spread = [-1 if k == axis else 1 for k in range(values.ndim)]
-    w = _centred(values, q.zero.reshape(spread) if q.zero.ndim else q.zero)
-    if w is None:
-        return None
+    zero = _spread(q.zero, axis, values.ndim)
+    centred, w = values.astype(np.int64) - zero, _centred(values, zero)
+    others = tuple(k for k in range(values.ndim) if k != axis)
     scale = (x.scale.astype(np.float64) * q.scale).astype(np.float32)
-    sums = w.astype(np.int64).sum(axis=tuple(k for k in range(w.ndim) if k != axis))
-    found = Operands(x, w, axis, scale, sums)
-    return found if found.peak < MAX_INT32 else None
+    peak = (255 if x.dtype == "uint8" else 128) * int(np.abs(centred).sum(axis=others).max(initial=0))
+    if peak > MAX_INT32:
+        return None
+    w_zero = q.zero.astype(values.dtype) if w is None else None
+    return Operands(x, values if w is None else w, w_zero, axis, scale, centred.sum(axis=others), peak)
 
 
 def _bias(r: Rewriter, name: str, scale: Array) -> tuple[Array | None, Array | str | None]:
@@ -123,17 +130,20 @@ def integer_conv(r: Rewriter, node: Node) -> bool:
             inputs.append(s.constant("zero", np.array(zero, x.dtype)))
         elif zero and any(pads):
             amounts = np.array([0, 0, *pads[: rank - 2], 0, 0, *pads[rank - 2 :]], np.int64)
-            fill = s.constant("zero", np.array(zero, x.dtype))
-            inputs[0] = s.add("Pad", [data, s.constant("pads", amounts), fill], x.dtype, shape=_padded(r, data, amounts))
+            padding = [data, s.constant("pads", amounts), s.constant("zero", np.array(zero, x.dtype))]
+            inputs[0] = s.add("Pad", padding, x.dtype, shape=_padded(r, data, amounts))
             attrs["pads"] = [0] * len(pads)
             attrs.pop("auto_pad", None)
+        if found.w_zero is not None:
+            inputs += ["", s.constant("weights_zero", found.w_zero)][len(inputs) - 2 :]
         total = s.add("ConvInteger", inputs, "int32", attrs)
         if offset.any():
-            total = s.add("Add", [total, s.constant("offset", offset.astype(np.int32).reshape(column))], "int32")
+            units = s.constant("offset", offset.astype(np.int32).reshape(column))
+            total = s.add("Add", [total, units], "int32")
         scale = found.scale.reshape(column) if found.scale.ndim else found.scale
         if isinstance(rest, str):
-            shape = s.constant("column", np.array(column, np.int64))
-            s.scaled(total, scale, s.add("Reshape", [rest, shape], "float32", shape=(len(offset), *column[1:])))
+            shape, sizes = s.constant("column", np.array(column, np.int64)), (len(offset), *column[1:])
+            s.scaled(total, scale, s.add("Reshape", [rest, shape], "float32", shape=sizes))
         else:
             s.scaled(total, scale, None if rest is None else rest.reshape(column))
 
@@ -167,7 +177,8 @@ def integer_matmul(r: Rewriter, node: Node) -> bool:
         if isinstance(rest, str):
             return False
         rest = rest * np.float32(beta)
-    if whole is not None and (beta != 1 or np.broadcast_shapes(whole.shape, found.sums.shape) != found.sums.shape):
+    per_channel = whole is None or np.broadcast_shapes(whole.shape, found.sums.shape) == found.sums.shape
+    if whole is not None and (beta != 1 or not per_channel):
         whole, rest = None, (whole * scale * beta).astype(np.float32)
     offset = (0 if whole is None else whole) - int(x.zero) * found.sums
     if found.peak + int(np.abs(offset).max(initial=0)) > MAX_INT32:
@@ -178,7 +189,10 @@ def integer_matmul(r: Rewriter, node: Node) -> bool:
         if gemm and node.attrs.get("transA"):
             shape = r.graph.types[data].shape
             data = s.add("Transpose", [data], x.dtype, {"perm": [1, 0]}, shape=shape and shape[::-1])
-        total = s.add("MatMulInteger", [data, s.constant("weights", w)], "int32")
+        inputs = [data, s.constant("weights", w)]
+        if found.w_zero is not None:
+            inputs += ["", s.constant("weights_zero", found.w_zero)]
+        total = s.add("MatMulInteger", inputs, "int32")
         if offset.any():
             total = s.add("Add", [total, s.constant("offset", offset.astype(np.int32))], "int32")
         s.scaled(total, scale, rest)
@@ -209,7 +223,8 @@ def integer_product(r: Rewriter, node: Node) -> bool:
                 wide = s.add("Cast", [name], "int32", {"to": 6}, shape=shape)
                 axes = s.constant("axes", np.array([axis], np.int64))
                 part = s.add("ReduceSum", [wide, axes], "int32", {"keepdims": 1}, shape=kept)
-                part = s.add("Mul", [part, s.constant("zero", np.array(-factor, np.int32))], "int32", shape=kept)
+                minus = s.constant("zero", np.array(-factor, np.int32))
+                part = s.add("Mul", [part, minus], "int32", shape=kept)
                 total = s.add("Add", [total, part], "int32")
         if za * zb:
             total = s.add("Add", [total, s.constant("offset", np.array(inner * za * zb, np.int32))], "int32")
@@ -243,8 +258,8 @@ def zero_point_out(r: Rewriter, node: Node) -> bool:
         if known is not None:
             offset = s.constant("offset", (sums * int(known.reshape(-1)[0])).astype(np.int32))
         else:
-            zero = s.add("Cast", [a_zero], "int32", {"to": 6}, shape=())
-            offset = s.add("Mul", [zero, s.constant("sums", sums.astype(np.int32))], "int32", shape=sums.shape)
+            zero, per_column = s.add("Cast", [a_zero], "int32", {"to": 6}, shape=()), sums.astype(np.int32)
+            offset = s.add("Mul", [zero, s.constant("sums", per_column)], "int32", shape=sums.shape)
         s.add("Add", [total, offset], "int32", output=node.outputs[0])
 
     r.replace(node, build)

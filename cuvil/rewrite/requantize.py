@@ -53,7 +53,8 @@ def expand_qlinear(r: Rewriter, node: Node) -> bool:
             shape = r.graph.types[bias].shape
             inputs.append(s.add("DequantizeLinear", [bias, scale], "float32", {"axis": 0}, shape=shape))
         y = s.add("Conv" if conv else "MatMul", inputs, "float32", dict(node.attrs))
-        s.add("QuantizeLinear", [y, *node.inputs[6:8]], r.graph.types[node.outputs[0]].dtype, output=node.outputs[0])
+        output = node.outputs[0]
+        s.add("QuantizeLinear", [y, *node.inputs[6:8]], r.graph.types[output].dtype, output=output)
 
     r.replace(node, build)
     return True
@@ -66,8 +67,8 @@ def unsigned_activation(r: Rewriter, node: Node) -> bool:
     if found is None or found[2] != "int8" or q in r.graph.outputs or found[0].ndim:
         return False
     readers = r.readers.get(q, [])
-    same = [n.op == "DequantizeLinear" and n.inputs[0] == q and _same(r.parameters(n), found) for n in readers]
-    if not readers or not all(same):
+    uniform = [n.op == "DequantizeLinear" and _same(r.parameters(n), found) for n in readers]
+    if not uniform or not all(uniform):
         return False
     zero = r.constant(f"{q}.zero", np.asarray(int(found[1]) + 128, np.uint8))
     for n in (node, *readers):
@@ -178,7 +179,8 @@ def reciprocal(r: Rewriter, node: Node) -> bool:
 
 def _in_epilogue(r: Rewriter, name: str) -> bool:
     """Element-wise operators alone lie between an integer contraction and `name`."""
-    stack, seen = [name], set()
+    stack: list[str] = [name]
+    seen: set[int] = set()
     while stack:
         node = r.producers.get(stack.pop())
         if node is None or node.domain or id(node) in seen:
@@ -189,6 +191,13 @@ def _in_epilogue(r: Rewriter, name: str) -> bool:
         if node.op in ELEMENTWISE:
             stack.extend(n for n in node.inputs if n)
     return False
+
+
+def _is_scale(r: Rewriter, node: Node) -> bool:
+    """The multiplication by its scales that ends an integer contraction."""
+    total = r.producer(node.inputs[0], "Cast")
+    whole = total is not None and r.graph.types[total.inputs[0]].dtype == "int32"
+    return node.op == "Mul" and whole and r.array(node, 1) is not None
 
 
 def merge_scales(r: Rewriter, node: Node) -> bool:
@@ -203,7 +212,7 @@ def merge_scales(r: Rewriter, node: Node) -> bool:
         before = r.producers.get(name)
         if before is None or before.domain or not r.is_private(name):
             return False
-        if before.op == "Mul" and r.producer(before.inputs[0], "Cast") is not None and r.array(before, 1) is not None:
+        if _is_scale(r, before):
             break
         bounds = _bounds(r, before) if before.op in ("Relu", "Clip") else (None, None)
         if before.op == "Add" and r.array(before, 0) is not None:
@@ -212,6 +221,8 @@ def merge_scales(r: Rewriter, node: Node) -> bool:
             return False
         chain.append(before)
         name = before.inputs[0]
+    if r.graph.types[node.outputs[0]] != r.graph.types[node.inputs[0]]:
+        return False
     c = factor.reshape(())
     for n in (before, *chain):
         first = 1 if n.op in ("Mul", "Add", "Clip") else len(n.inputs)
@@ -220,7 +231,6 @@ def merge_scales(r: Rewriter, node: Node) -> bool:
                 array = r.graph.constants[n.inputs[k]]
                 n.inputs[k] = r.constant(f"{n.outputs[0]}.scaled", np.asarray(array * c, np.float32))
     last = chain[0] if chain else before
-    r.graph.types[node.outputs[0]] = r.graph.types[last.outputs[0]]
     last.outputs = list(node.outputs)
     r.graph.nodes.remove(node)
     r.index()

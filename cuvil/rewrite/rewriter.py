@@ -58,7 +58,9 @@ class Rewriter:
         None where they are not constants, or come in blocks."""
         scale, zero = self.array(node, 1), self.array(node, 2)
         given = len(node.inputs) > 2 and node.inputs[2] != ""
-        if scale is None or scale.dtype != np.float32 or (given and zero is None) or node.attrs.get("block_size"):
+        if scale is None or scale.dtype != np.float32 or node.attrs.get("block_size"):
+            return None
+        if given and zero is None:
             return None
         if zero is None:
             kind = self.graph.types.get(node.inputs[0] if node.op == "DequantizeLinear" else node.outputs[0])
@@ -113,7 +115,8 @@ class Sequence:
     ) -> str:
         """Append a node; its result has the shape of the old one's unless told otherwise."""
         name = output or self.rewriter.fresh(f"{self.old.outputs[0]}.{op}")
-        self.nodes.append(Node(op, inputs, [name], attrs or {}, self.old.name, metadata=dict(self.old.metadata)))
+        metadata = dict(self.old.metadata)
+        self.nodes.append(Node(op, inputs, [name], attrs or {}, self.old.name, metadata=metadata))
         self.rewriter.graph.types[name] = TensorType(dtype, self.shape if shape is None else shape)
         return name
 
@@ -121,8 +124,8 @@ class Sequence:
         """The end: int32 `total` times `scale`, plus a float bias, under the old result's name."""
         output = self.old.outputs[0]
         value = self.add("Cast", [total], "float32", {"to": 1})
-        last = bias is None
-        value = self.add("Mul", [value, self.constant("scale", scale)], "float32", output=output if last else "")
+        factor, end = self.constant("scale", scale), output if bias is None else ""
+        value = self.add("Mul", [value, factor], "float32", output=end)
         if bias is not None:
             name = bias if isinstance(bias, str) else self.constant("bias", bias)
             self.add("Add", [value, name], "float32", output=output)
@@ -149,11 +152,12 @@ def rewrite(graph: Graph, rules: tuple[Rule, ...]) -> dict[str, int]:
                 if node.op in rule.ops and not node.domain and rule.apply(r, node):
                     counts[rule.name] = counts.get(rule.name, 0) + 1
                     changed = True
-    _prune(graph)
+        prune(graph)
+        r.index()
     return counts
 
 
-def _prune(graph: Graph) -> None:
+def prune(graph: Graph) -> None:
     """Drop nodes and constants that no output depends on."""
     live = set(graph.outputs)
     kept: list[Node] = []

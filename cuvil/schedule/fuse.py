@@ -14,6 +14,7 @@ from cuvil.ir import evaluate
 from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr
 from cuvil.ir.primitives import Constant, Map, Program, Reduce, Scatter, Value, elements, operands, static
+from cuvil.schedule.place import as_join, as_pad
 
 MATH_COST = 12
 """Weight of an elementary function against one addition, for the decision to compute twice."""
@@ -79,6 +80,11 @@ def is_contraction(value: Value) -> bool:
     if not isinstance(d, Reduce) or d.op != "sum" or d.body.op != "mul" or not d.reduced:
         return False
     return all(_plain_load(f) is not None for f in d.body.args)
+
+
+def _hosts(value: Value) -> bool:
+    """The value can hold what it is made of in its own memory."""
+    return as_pad(value) is not None or as_join(value) is not None
 
 
 def _plain_load(e: Expr) -> Expr | None:
@@ -147,12 +153,13 @@ class Inliner:
                 return False
             joins = len(loads) > 1 and any(e.op == "select" for e in E.walk(d.body))
             return not joins or (len(roots) == 1 and not contractions and len(loads) <= 2 and self._is_once(value))
-        if contractions:
+        if contractions or any(r not in self.inlined and _hosts(r) for r in self.readers[value]):
             return False
         if len(roots) == 1:
             return self._is_once(value)
         epilogue = any(isinstance(s.definition, Reduce) and s.shape == value.shape for s in sources)
-        return work <= 2 and len(loads) <= 2 and not epilogue
+        varying = [e for e in loads if not e.attr.is_constant]
+        return work <= 2 and len(varying) <= 1 and len(loads) <= 2 and not epilogue
 
     def _stays_affine(self, value: Value, d: Map) -> bool:
         """The view keeps plain strides also as its readers use it."""

@@ -152,7 +152,8 @@ class Grouper:
         if contractions:
             anchor = second.anchor
             same = all(v.shape == anchor.shape for v in members) and shared == anchor.rank
-            if len(contractions) > 1 or contractions[0] not in first.members or not same:
+            alone = all(v is contractions[0] or isinstance(v.definition, Map) for v in members)
+            if len(contractions) > 1 or contractions[0] not in first.members or not same or not alone:
                 return 0
         reductions = [v for v in members if isinstance(v.definition, Reduce)]
         if not reductions and any(v.shape != second.anchor.shape for v in members):

@@ -107,6 +107,8 @@ def finish(
 def _pointwise(nest: Nest, group: Group) -> tuple[tuple[Expr, ...], list[Stmt]]:
     anchor = group.anchor
     variables, indices, inside = iteration(nest.storage, anchor)
+    if not inside.is_const and stray_is_safe(nest.storage, group.members, anchor):
+        inside = E.const(True, "bool")
     reductions = [v for v in group.members if isinstance(v.definition, Reduce)]
     if not reductions:
         variables, indices, inside = _coalesce(nest, group, variables, indices, inside)
@@ -131,6 +133,50 @@ def iteration(storage: Storage, anchor: Value) -> tuple[list[Expr], list[Expr], 
     if storage.root(anchor) is not anchor and (layout.is_row_major or len(layout.dims) != anchor.rank + 1):
         layout = row_major(anchor.rank)
     return split(layout, anchor.shape)
+
+
+def stray_is_safe(storage: Storage, members: Sequence[Value], anchor: Value) -> bool:
+    """Whether lanes beyond the last channel of a partial block may be computed and stored.
+
+    They lie in padded memory, no reader looks at them, and what they are computed from must lie in
+    such memory too: blocked values, or constants, which are padded with zeros.
+    """
+    layout = storage.layout(storage.root(anchor))
+    block = layout.block
+    axis = layout.blocked_axis
+    if block <= 1 or axis < 0 or axis >= anchor.rank:
+        return False
+    for v in members:
+        d = v.definition
+        if not isinstance(d, (Map, Reduce)) or v.rank != anchor.rank:
+            return False
+        channel = d.axes[axis]
+        for e in E.walk(d.body):
+            if e.op == "load" and e.attr not in members:
+                if channel in E.variables(*e.args) and not _padded(storage, e, channel, block):
+                    return False
+            elif e.dtype == E.INDEX and e.op in ("floordiv", "mod") and channel in E.variables(e):
+                return False
+    return True
+
+
+def _padded(storage: Storage, load: Expr, channel: Expr, block: int) -> bool:
+    """Reading `load` up to the end of the last block of `channel` stays in memory of its root."""
+    root, at = storage.resolve(load.attr, load.args)
+    layout = storage.layout(root)
+    axis = layout.blocked_axis
+    if axis >= 0:
+        difference = at[axis] - channel
+        others = [i for k, i in enumerate(at) if k != axis]
+        return layout.block == block and difference.is_const and channel not in E.variables(*others)
+    small = root.is_constant and E.numpy_dtype(root.dtype).itemsize * block <= limits.WORKSPACE_ALIGNMENT
+    users = [k for k, i in enumerate(at) if channel in E.variables(i)]
+    return (
+        small
+        and users == [k for k, i in enumerate(at) if i is channel]
+        and len(users) == 1
+        and all(static(s) == 1 for k, s in enumerate(root.shape) if k != users[0])
+    )
 
 
 def _maps(nest: Nest, members: Sequence[Value], indices: Sequence[Expr]) -> list[Stmt]:
@@ -296,11 +342,39 @@ def _reduce_loops(d: Reduce, innermost: Stmt, neutral: Expr) -> Stmt:
             condition = step.value.args[0]
             if body.var not in E.variables(condition) and not E.loads(condition):
                 inner = Accumulate(step.target, step.indices, step.op, step.value.args[1])
-                body = If(condition, (For(body.var, body.stop, (inner,), body.kind),))
+                plain = For(body.var, body.stop, (inner,), body.kind)
+                guarded = _around(d, If(condition, (plain,)))
+                everywhere = _always(condition, d.reduced)
+                return guarded if everywhere is None else If(everywhere, (_around(d, plain),), (guarded,))
+    return _around(d, body)
+
+
+def _around(d: Reduce, body: Stmt) -> Stmt:
+    """The loops of a reduction around a statement."""
     for r in reversed(d.reduced):
         if static(r.args[0]) != 1 or r in _used(body):
             body = For(r, r.args[0], (body,))
     return body
+
+
+def _always(condition: Expr, reduced: Sequence[Expr]) -> Expr | None:
+    """The condition that `condition` (comparisons of affine indices) holds at every point of the
+    reduction, or None where it is of another form: a comparison holds everywhere if it does at both
+    ends of each loop."""
+    if condition.op == "and":
+        parts = [_always(a, reduced) for a in condition.args]
+        return None if parts[0] is None or parts[1] is None else E.logical("and", parts[0], parts[1])
+    used = [r for r in reduced if r in E.variables(condition)]
+    if condition.op != "lt" or len(used) > 1:
+        return None
+    if any(coefficient(a, r) is None for a in condition.args for r in used):
+        return None
+    result: Expr = E.const(True, "bool")
+    for r in used:
+        ends = (E.const(0), r.args[0] - 1)
+        for end in ends:
+            result = E.logical("and", result, E.substitute(condition, {r: end}))
+    return result if used else condition
 
 
 def _used(statement: Stmt) -> set[Expr]:
@@ -513,5 +587,3 @@ def copy_part(host: Value, part: Value, axis: int, start: Expr, storage: Storage
     parallel, body = _wrap(variables, [Store(host, at, E.load(part, indices))], "simd")
     return Kernel(name, parallel, tuple(body), (part,), (host,), host.origin, "copy", (host,))
 
-
-__all__ = ["Nest", "border", "build", "coefficient", "copy_part", "finish"]

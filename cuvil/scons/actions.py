@@ -11,13 +11,15 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cuvil
-from cuvil import stages
 from cuvil.errors import CuvilError
 from cuvil.scons import stage_command
-from cuvil.scons.steps import Step
+from cuvil.scons.stage_command import Progress
+
+if TYPE_CHECKING:  # with the whole compiler; not needed to print an error
+    from cuvil.scons.steps import Step
 
 Nodes = Sequence[Any]
 
@@ -64,7 +66,7 @@ def fail(error: CuvilError) -> None:
 
 
 @contextlib.contextmanager
-def progress(title: str) -> Iterator[stages.Progress]:
+def progress(title: str) -> Iterator[Progress]:
     """Mention on stdout that `title` is still running, whenever that has lasted long enough.
 
     Yields a function that takes a line on what is being done, shown with the next mention.
@@ -93,7 +95,7 @@ def progress(title: str) -> Iterator[stages.Progress]:
         thread.join()
 
 
-def _guarded(step: Step, action: Callable[[stages.Progress], None], verbose: bool) -> bool:
+def _guarded(step: Step, action: Callable[[Progress], None], verbose: bool) -> bool:
     """Whether `action` ended well and wrote all outputs of `step`; if not, why is on stderr."""
     try:
         with progress(step.title) as say:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cuvil.codegen.names import model_name
 from cuvil.errors import CuvilError
@@ -24,8 +24,10 @@ from cuvil.target.records import (
     one_of,
     read_record,
 )
-from cuvil.target.schema import Target
 from cuvil.target.yamlfile import Node, quoted, read_file
+
+if TYPE_CHECKING:  # with networkx; not needed to list what there is
+    from cuvil.target.schema import Target
 
 QUANTIZATIONS = ("none", "int8", "profile")
 IO_FORMATS = ("nchw", "nhwc")

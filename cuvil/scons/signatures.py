@@ -54,22 +54,23 @@ def of_stage(stage: str) -> str:
     return digest.of_json([digest.of_modules(*roots(stage)), [digest.of_file(_path(m)) for m in _OWN]])
 
 
-def of_stages(memo: Path) -> dict[str, str]:
+def of_stages(memo: Path | None) -> dict[str, str]:
     """`of_stage` for every stage.
 
-    Following imports takes a few tenths of a second, so the result is kept in the file `memo`, with the digest
-    of the contents of the whole package, on which alone (and on the two versions) it depends.
+    Following imports takes a few tenths of a second, so the result is kept in the file `memo` (not where None),
+    with the digest of the contents of the whole package, on which alone (and on the two versions) it depends.
     """
     files = {str(p.relative_to(digest.PACKAGE_ROOT)): digest.of_file(p) for p in digest.PACKAGE_ROOT.rglob("*.py")}
     key = digest.of_json([files, *(importlib.metadata.version(name) for name in ("numpy", "onnx"))])
     try:
-        known = json.loads(memo.read_text(encoding="utf-8"))
+        known = json.loads(memo.read_text(encoding="utf-8")) if memo else {}
         if known["package"] == key and known["stages"].keys() == STAGE_FUNCTIONS.keys():
             return dict(known["stages"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass
     found = {stage: of_stage(stage) for stage in STAGE_FUNCTIONS}
-    fsio.write_json(memo, {"package": key, "stages": found})
+    if memo:
+        fsio.write_json(memo, {"package": key, "stages": found})
     return found
 
 

@@ -17,10 +17,10 @@ from cuvil.codegen.tuned.micro import KNest, Tile
 from cuvil.ir import evaluate
 from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr
-from cuvil.ir.loops import Declare, For, If, Kernel, Let, Micro, Stmt, Store
+from cuvil.ir.loops import Declare, For, If, Kernel, Micro, Stmt, Store
 from cuvil.ir.primitives import Constant, Map, Program, Reduce, Value, static
 from cuvil.schedule.group import Group
-from cuvil.schedule.nest import Nest, finish
+from cuvil.schedule.nest import Nest, finish, stray_is_safe
 from cuvil.schedule.storage import Layout, Storage
 
 MAX_DYNAMIC_PANEL = 1 << 16
@@ -110,7 +110,7 @@ def pack(program: Program, storage: Storage, value: Value, tiles: Tiles) -> Cont
     if columns is None and not constant and spatial:
         return None
     work = [static(r.args[0]) for r in k]
-    if columns is not None and columns < 4:
+    if columns is not None and columns < (2 if constant else 4):
         return None
     order = _k_order(storage, a, k)
     block = _block_of(storage, a, order[-1])
@@ -495,7 +495,7 @@ class _Builder:
         stop: Expr = E.const(strip)
         guard: Expr = E.const(True, "bool")
         if not whole:
-            if block and self._stray_is_safe(strip):
+            if strip == block and stray_is_safe(self.storage, self.group.members, self.group.anchor):
                 guard = E.lt(start, columns)
             else:
                 stop = E.minimum(E.maximum(columns - start, 0), strip)
@@ -511,31 +511,6 @@ class _Builder:
         if row.op == "var":
             body = For(row, row.args[0], (body,))
         return [body]
-
-    def _stray_is_safe(self, strip: int) -> bool:
-        """Lanes beyond the last channel may be computed and stored: they lie in padded memory."""
-        layout = self.storage.layout(self.storage.root(self.group.anchor))
-        column_axis = next(i for i, a in enumerate(self.d.axes) if a is self.c.column)
-        if layout.blocked_axis != column_axis or layout.block != strip:
-            return False
-        for v in self.group.members:
-            dv = v.definition
-            if not isinstance(dv, Map):
-                continue
-            for e in E.loads(dv.body):
-                if e.attr in self.group.members:
-                    continue
-                root = self.storage.root(e.attr)
-                own = self.storage.layout(root)
-                if own.blocked_axis == column_axis and own.block == strip:
-                    continue
-                padded = isinstance(root.definition, Constant) and E.numpy_dtype(root.dtype).itemsize <= 4
-                uses = [i for i in e.args if dv.axes[column_axis] in E.variables(i)]
-                if uses and not (padded and e.args[-1] is dv.axes[column_axis]) and not (
-                    padded and len(uses) == 1 and all(static(s) == 1 for s in e.attr.shape[e.args.index(uses[0]) + 1 :])
-                ):
-                    return False
-        return True
 
     def _members(self, acc: Value, row: Expr, lane: Expr, indices: Sequence[Expr]) -> list[Stmt]:
         """The rest of the group at one element of the tile."""
@@ -580,5 +555,3 @@ def balanced(size: int, tile: int) -> list[tuple[int, int, int]]:
         result.append((wider * (base + 1), count - wider, base))
     return result
 
-
-__all__ = ["Contraction", "Let", "balanced", "build", "pack"]
