@@ -4,4 +4,4 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-import cuvil.scons  # noqa: E402, F401  loaded before SCons gives the tool's file the package's name
+import cuvil.scons  # noqa: F401  loaded before SCons gives the tool's file the package's name

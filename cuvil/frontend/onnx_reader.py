@@ -179,7 +179,7 @@ class _Reader:
         if depth > MAX_SUBGRAPH_DEPTH:
             raise ModelError(f"subgraphs nest more than {MAX_SUBGRAPH_DEPTH} deep", where)
         if not all(isinstance(text, str) and _is_printable(text) for text in _texts(proto)):
-            raise ModelError("a name has control characters or is not UTF-8", where)
+            raise ModelError("a name has control characters or is not UTF-8", f"graph {proto.name!r}")
         constants = {t.name: decode(t, self.folder, f"initializer '{t.name}'") for t in proto.initializer}
         for sparse in proto.sparse_initializer:
             name = sparse.values.name

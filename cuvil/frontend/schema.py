@@ -30,8 +30,8 @@ BOUNDS: dict[str, tuple[int, int]] = {
     **{key: (0, _MAX_SIZE) for key in ("block_size", "output_padding")},
     **{key: (1, _MAX_SIZE) for key in (
         "blocksize", "dilations", "group", "hidden_size", "kernel_shape", "kv_num_heads", "num_groups",
-        "num_heads", "num_outputs", "num_scan_inputs", "offset_group", "output_height", "output_width", "pooled_shape",
-        "q_num_heads", "sample_size", "size", "strides",
+        "num_heads", "num_outputs", "num_scan_inputs", "offset_group", "output_height", "output_width",
+        "pooled_shape", "q_num_heads", "sample_size", "size", "strides",
     )},
 }  # fmt: skip
 """What integer attributes may hold, by name: the same in every operator that has one of that name.

@@ -30,7 +30,7 @@ def deduce(node: Node, scope: Scope, known: Known) -> Shape | None:
 
 def _reshape(node: Node, scope: Scope, known: Known, found: Shape) -> Shape | None:
     shape, target = scope.shape(node.inputs[0]), followed(node.inputs[1], scope, known)
-    if shape is None or target is None or node.attrs.get("allowzero") or len(target) != len(found):
+    if shape is None or target is None or node.attrs.get("allowzero") or target.shape != (len(found),):
         return None
     dims: list[Dim | None] = []
     for axis, item in enumerate(target):
@@ -63,7 +63,7 @@ def _quotient(shape: Shape, dims: list[Dim]) -> Dim | None:
 def _expand(node: Node, scope: Scope, known: Known, found: Shape) -> Shape | None:
     shape, target = scope.shape(node.inputs[0]), followed(node.inputs[1], scope, known)
     rank = len(found)
-    if shape is None or target is None or max(len(shape), len(target)) != rank:
+    if shape is None or target is None or target.ndim != 1 or max(len(shape), len(target)) != rank:
         return None
     own = [*[1] * (rank - len(shape)), *shape]
     asked = [*[1] * (rank - len(target)), *target]
@@ -76,7 +76,7 @@ def _constant_of_shape(node: Node, scope: Scope, known: Known, found: Shape) -> 
     target = followed(node.inputs[0], scope, known)
     return (
         None
-        if target is None or len(target) != len(found)
+        if target is None or target.shape != (len(found),)
         else tuple(c if d is None else d for d, c in zip(target, found))
     )
 
@@ -107,7 +107,7 @@ def _slice(node: Node, scope: Scope, known: Known, found: Shape) -> Shape | None
 
 def _tile(node: Node, scope: Scope, known: Known, found: Shape) -> Shape | None:
     shape, repeats = scope.shape(node.inputs[0]), followed(node.inputs[1], scope, known)
-    if shape is None or repeats is None or not len(repeats) == len(shape) == len(found):
+    if shape is None or repeats is None or not repeats.shape == (len(shape),) == (len(found),):
         return None
     return tuple(
         a if b == 1 else b if a == 1 and b is not None else c for a, b, c in zip(shape, repeats, found)

@@ -52,12 +52,13 @@ _UNARY: dict[str, Callable[[Expr], Expr]] = {
     "Sqrt": lambda x: E.unary("sqrt", x),
     "Tan": lambda x: E.unary("tan", x),
     "Tanh": lambda x: E.unary("tanh", x),
-    "HardSwish": lambda x: x * _clip(x * (1 / 6) + 0.5, 0, 1),
+    "HardSwish": lambda x: x * clipped(x * (1 / 6) + 0.5, 0, 1),
     "Mish": lambda x: x * E.unary("tanh", softplus(x)),
 }
 
 
-def _clip(x: Expr, low: float, high: float) -> Expr:
+def clipped(x: Expr, low: float, high: float) -> Expr:
+    """`x` limited to [low, high]."""
     return E.minimum(E.maximum(x, low), high)
 
 
@@ -109,7 +110,7 @@ def thresholded_relu(c: Context) -> Value:
 def hard_sigmoid(c: Context) -> Value:
     """max(0, min(1, alpha * x + beta))."""
     alpha, beta = c.attr("alpha", 0.2), c.attr("beta", 0.5)
-    return c.b.elementwise(lambda x: _clip(x * alpha + beta, 0, 1), c.x)
+    return c.b.elementwise(lambda x: clipped(x * alpha + beta, 0, 1), c.x)
 
 
 @lowering("Shrink")
@@ -124,17 +125,20 @@ def shrink(c: Context) -> Value:
     return c.b.elementwise(f, c.x)
 
 
+def gelu_exact(x: Expr) -> Expr:
+    """0.5 x (1 + erf(x / sqrt 2))."""
+    return x * 0.5 * (E.unary("erf", x * math.sqrt(0.5)) + 1)
+
+
+def gelu_tanh(x: Expr) -> Expr:
+    """0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x**3)))."""
+    return x * 0.5 * (E.unary("tanh", (x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)) + 1)
+
+
 @lowering("Gelu")
 def gelu(c: Context) -> Value:
     """0.5 x (1 + erf(x / sqrt 2)), or its tanh approximation."""
-
-    def exact(x: Expr) -> Expr:
-        return x * 0.5 * (E.unary("erf", x * math.sqrt(0.5)) + 1)
-
-    def approximate(x: Expr) -> Expr:
-        return x * 0.5 * (E.unary("tanh", (x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)) + 1)
-
-    return c.b.elementwise(approximate if c.attr("approximate") == "tanh" else exact, c.x)
+    return c.b.elementwise(gelu_tanh if c.attr("approximate") == "tanh" else gelu_exact, c.x)
 
 
 @lowering("Swish")

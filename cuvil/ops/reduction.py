@@ -276,7 +276,12 @@ def _pad_for(c: Context, x: Value, win: Window, fill: Expr) -> Value:
 @lowering("AveragePool")
 def average_pool(c: Context) -> Value:
     """The mean of each window; padding counts only if asked."""
-    b, x = c.b, c.x
+    return average_value(c, c.x)
+
+
+def average_value(c: Context, x: Value) -> Value:
+    """The mean of each window of `x` that the node's attributes describe."""
+    b = c.b
     kernel = c.attr("kernel_shape")
     win = window(c, x.shape[2:], kernel, bool(c.attr("ceil_mode", 0)))
     padded = _pad_for(c, x, win, E.const(0, x.dtype))

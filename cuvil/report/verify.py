@@ -230,7 +230,7 @@ def verify(subject: Subject, progress: stages.Progress | None = None) -> Verific
                 raise
             notes.append(f"not run: {error}")
         if isinstance(runner, ForeignRunner) and runner.emulated and ours:
-            notes.append(f"run under emulation on {len(ours)} batches: the latency cannot be measured here")
+            notes.append("run under qemu: the latency cannot be measured here")
     theirs: list[list[np.ndarray]] = []
     if ours and not _has_onnxruntime():
         notes.append("not compared: onnxruntime is not installed (pip install onnxruntime)")

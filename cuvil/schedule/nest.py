@@ -7,7 +7,7 @@ axis, whichever reads memory in order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cuvil import limits
@@ -57,8 +57,15 @@ def _squeeze(indices: Sequence[Expr], shape: Sequence[Expr], target: Value) -> t
     return kept if len(kept) == target.rank else tuple(indices)
 
 
-def build(group: Group, storage: Storage, internal: set[Value], name: str) -> Kernel:
-    """The plain kernel of a group: correct for every group, tuned for none."""
+Member = Callable[[Value, Expr, "Nest"], "list[Stmt] | None"]
+"""Makes the statements of a recurrence's member at a step, or declines."""
+
+
+def build(
+    group: Group, storage: Storage, internal: set[Value], name: str, member: Member = lambda v, t, nest: None
+) -> Kernel:
+    """The plain kernel of a group: correct for every group, tuned for none (but for what `member`
+    makes of single members of a recurrence)."""
     nest = Nest(storage, internal, {})
     anchor = group.anchor
     if isinstance(anchor.definition, Scatter):
@@ -66,7 +73,7 @@ def build(group: Group, storage: Storage, internal: set[Value], name: str) -> Ke
     elif isinstance(anchor.definition, Opaque):
         parallel, body = (), list(anchor.definition.body)
     elif group.serial:
-        parallel, body = (), _recurrence(nest, group)
+        parallel, body = (), _recurrence(nest, group, member)
     elif group.is_pointwise:
         parallel, body = _pointwise(nest, group)
     else:
@@ -521,12 +528,12 @@ def _redirect(statement: Stmt, v: Value, local: Value, dropped: int) -> Stmt:
 # --- recurrences, scatters, borders -----------------------------------------------------------------
 
 
-def _recurrence(nest: Nest, group: Group) -> list[Stmt]:
+def _recurrence(nest: Nest, group: Group, member: Member) -> list[Stmt]:
     nest.internal.clear()
     step = E.var(group.anchor.shape[0], "step")
     body: list[Stmt] = []
     for v in group.members:
-        body.extend(_slice(nest, v, [step], None))
+        body.extend(member(v, step, nest) or _slice(nest, v, [step], None))
     return [For(step, step.args[0], tuple(body))]
 
 

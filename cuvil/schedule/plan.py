@@ -13,7 +13,7 @@ import numpy as np
 
 from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr
-from cuvil.ir.loops import Accumulate, Declare, Kernel, Micro, Store, expressions, walk
+from cuvil.ir.loops import Accumulate, Declare, Kernel, Micro, Stmt, Store, expressions, walk
 from cuvil.ir.primitives import Constant, Input, Program, Value, operands, static
 from cuvil.schedule import memory, nest
 from cuvil.schedule.fuse import fuse
@@ -30,6 +30,9 @@ class Tuner(Protocol):
 
     def build(self, group: Group, storage: Storage, internal: set[Value], name: str) -> Kernel | None:
         """The tuned kernel of a group, or None where none claims it."""
+
+    def member(self, value: Value, step: Expr, context: nest.Nest) -> list[Stmt] | None:
+        """The statements of one member of a recurrence at a step, or None."""
 
 
 @dataclass
@@ -109,7 +112,9 @@ def build_kernels(program: Program, storage: Storage, placer: Placer, tuner: Tun
         inside = internal(group, grouper.readers, outputs) - hosted
         name = f"k{len(kernels)}"
         kernel = tuner.build(group, storage, set(inside), name) if tuner is not None else None
-        kernels.append(kernel or nest.build(group, storage, inside, name))
+        if kernel is None:
+            kernel = nest.build(group, storage, inside, name, *([tuner.member] if tuner is not None else []))
+        kernels.append(kernel)
     for value in program.outputs:
         if value in special:
             need(value)

@@ -1,4 +1,4 @@
-"""How a build node runs its step: in this process or its own, with progress, errors in one line, whole or not at all."""
+"""How a build node runs its step: with progress, errors in one line, and whole or not at all."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def run(target: Nodes, source: Nodes, env: object) -> int:
 
 
 def describe(target: Nodes, source: Nodes, env: object) -> str:
-    """SCons' text of the action: the step's title, or with verbose=1 the commands that do the same by hand."""
+    """SCons' text of the action: the step's title, or with verbose=1 commands that do the same by hand."""
     step: Step = target[0].attributes.cuvil_step
     if not target[0].attributes.cuvil_verbose:
         return step.title
@@ -137,5 +137,5 @@ def _run_apart(step: Step, verbose: bool) -> None:
         raise _Reported
 
 
-class _Reported(CuvilError):
+class _Reported(Exception):
     """The step failed in its own process and has said why there."""

@@ -25,7 +25,8 @@ def data_files(model: Path) -> list[Path]:
             at += len(_KEY)
             length, start = _varint(data, at)
             name = os.path.normpath(data[start : start + length].decode(errors="replace"))
-            if 0 < length < 4096 and "\0" not in name and not os.path.isabs(name) and not name.startswith(os.pardir):
+            inside = not os.path.isabs(name) and not name.startswith(os.pardir)
+            if inside and 0 < length < 4096 and "\0" not in name:
                 found.add(model.parent / name)
             at = data.find(_KEY, at)
     return sorted(path for path in found if path.is_file())

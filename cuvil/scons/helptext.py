@@ -46,8 +46,10 @@ def text(project: Project) -> str:
         ("Commands", list(COMMANDS.items())),
         ("Examples", examples),
     ]
-    parts = [f"{title}\n{table([(f'  {name}', about) for name, about in rows])}\n" for title, rows in sections]
-    return "\n".join(["scons [NAME=VALUE ...] [COMMAND ...]\n", *parts])
+    lines = ["scons [NAME=VALUE ...] [COMMAND ...]"]
+    for title, entries in sections:
+        lines += ["", title, table([(f"  {name}", about) for name, about in entries])]
+    return "\n".join([*lines, ""])
 
 
 def _description(name: str, folders: Sequence[Path]) -> str:

@@ -14,7 +14,7 @@ import SCons.Action
 import SCons.Scanner
 
 from cuvil import stages
-from cuvil.scons import actions, signatures
+from cuvil.scons import actions
 from cuvil.scons.external_data import data_files
 from cuvil.scons.project import Model
 from cuvil.scons.steps import Step, steps
@@ -43,7 +43,9 @@ class Artefacts:
     libraries: Sequence[Any]
 
 
-def declare(env: Any, target: Target, model: Model, folder: Path, modules: Mapping[str, str], verbose: bool) -> Artefacts:
+def declare(
+    env: Any, target: Target, model: Model, folder: Path, modules: Mapping[str, str], verbose: bool
+) -> Artefacts:
     """Declare the nodes of `model` for `target`, with all artefacts in `folder`.
 
     Args:
@@ -60,18 +62,17 @@ def declare(env: Any, target: Target, model: Model, folder: Path, modules: Mappi
     listed = steps(out, target, model)
     for step in listed:
         scanner = _DATA if step.stage == "import" else None
-        made = clean_env.Command(
-            [_file(env, p) for p in step.outputs], [_file(env, p) for p in step.inputs], _ACTION, source_scanner=scanner
-        )
+        outputs, inputs = ([_file(env, path) for path in paths] for paths in (step.outputs, step.inputs))
+        made = clean_env.Command(outputs, inputs, _ACTION, source_scanner=scanner)
         for node in made:
             node.attributes.cuvil_step = step
             node.attributes.cuvil_verbose = verbose
-        env.Depends(made, env.Value(json.dumps(step.settings), name=f"settings of {step.title}"))
+        # Values without names: --debug=explain then tells which one changed
+        env.Depends(made, env.Value(json.dumps(step.settings)))
         if modules:
-            env.Depends(made, env.Value(modules[step.stage], name=f"cuvil's modules of {step.stage}"))
+            env.Depends(made, env.Value(f"cuvil's modules for {step.stage}: {modules[step.stage]}"))
             if step.stage == "cc":
-                toolchain = json.dumps(step.toolchain(), sort_keys=True)
-                env.Depends(made, env.Value(toolchain, name=f"toolchain of {step.title}"))
+                env.Depends(made, env.Value(json.dumps(step.toolchain(), sort_keys=True)))
         nodes += made
     return Artefacts(model, target, out, listed, nodes, nodes[-2:])
 
@@ -81,7 +82,7 @@ def drop_edited(nodes: Sequence[Any]) -> None:
     for node in nodes:
         built = getattr(node.get_stored_info().ninfo, "csig", None)
         if built and os.path.isfile(node.get_internal_path()) and node.get_content_hash() != built:
-            print(f"cuvil: warning: {node} is not what was built and is made anew", file=sys.stderr, flush=True)
+            print(f"cuvil: warning: {node} is not what was built and is made anew", file=sys.stderr)
             os.unlink(node.get_internal_path())
         node.clear_memoized_values()
 
@@ -94,4 +95,4 @@ def _scan(node: Any, env: Any, path: object) -> list[Any]:
     return [_file(env, p) for p in data_files(Path(node.get_internal_path()))]
 
 
-_DATA = SCons.Scanner.Scanner(_scan, name="external data of a model", scan_check=lambda node, env: node.exists())
+_DATA = SCons.Scanner.Scanner(_scan, name="external data of a model")

@@ -62,7 +62,7 @@ class Model:
     ] = field(default_factory=dict)
     io_format: Annotated[str, Choice(IO_FORMATS), "layout of images at the library's interface"] = "nchw"
     quantization: Annotated[
-        str, Choice(QUANTIZATIONS), "arithmetic, instead of the project's: profile is what the board profile says"
+        str, Choice(QUANTIZATIONS), "arithmetic, instead of the project's; profile: what the board's says"
     ] = ""
     calibration: Annotated[str, _PATH, ".npz with samples of each input, for int8"] = ""
     test: Annotated[str, _PATH, ".npz with samples of each input and their classes as 'label'"] = ""
@@ -98,7 +98,8 @@ class Project:
                 raise CuvilError("no such file", f"model {quoted(asked)}")
             known = (m for m in self.models if os.path.exists(m.path) and os.path.samefile(m.path, asked))
             return next(known, Model(name=model_name(Path(asked).stem), path=asked))
-        raise CuvilError(f"unknown model {quoted(asked)}; {one_of(by_name, asked)}, or a path to an .onnx file")
+        allowed = f"{one_of(by_name, asked)}, or a path to an .onnx file"
+        raise CuvilError(f"unknown model {quoted(asked)}; {allowed}")
 
 
 def read(path: str | os.PathLike[str]) -> Project:

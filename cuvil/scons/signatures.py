@@ -57,10 +57,11 @@ def of_stage(stage: str) -> str:
 def of_stages(memo: Path | None) -> dict[str, str]:
     """`of_stage` for every stage.
 
-    Following imports takes a few tenths of a second, so the result is kept in the file `memo` (not where None),
+    Following imports takes a few tenths of a second, so the result is kept in the file `memo` (unless None),
     with the digest of the contents of the whole package, on which alone (and on the two versions) it depends.
     """
-    files = {str(p.relative_to(digest.PACKAGE_ROOT)): digest.of_file(p) for p in digest.PACKAGE_ROOT.rglob("*.py")}
+    root = digest.PACKAGE_ROOT
+    files = {str(path.relative_to(root)): digest.of_file(path) for path in root.rglob("*.py")}
     key = digest.of_json([files, *(importlib.metadata.version(name) for name in ("numpy", "onnx"))])
     try:
         known = json.loads(memo.read_text(encoding="utf-8")) if memo else {}

@@ -31,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
     add("--name", required=True, help="the model's name")
     add("--devices", required=True, metavar="A,B", help="the target's devices, in order")
     add("--slice", default="{}", metavar="JSON", help="what the stage reads of the board profile")
-    add("--device", default="", help="the device that codegen and cc work for; cc without one links the model")
+    add("--device", default="", help="the device to work for; cc without one links the model")
     add("--model", type=Path, help="import: the .onnx file")
     add("--shapes", default="{}", metavar="JSON", help="import: sizes or names of dimensions, by input")
     add("--io-format", default="nchw", help="import: nchw or nhwc")
@@ -51,7 +51,8 @@ def run(arguments: Sequence[str], progress: Progress | None = None) -> None:
     out = stages.Layout(args.folder, args.name, tuple(args.devices.split(",")))
     target = _json("--slice", args.slice)
     if args.device not in ("", *out.devices) or (args.stage == "codegen" and not args.device):
-        raise CuvilError(f"is no device; {one_of(out.devices, args.device)}", f"--device {quoted(args.device)}")
+        allowed = one_of(out.devices, args.device)
+        raise CuvilError(f"is no device; {allowed}", f"--device {quoted(args.device)}")
     if args.stage == "import":
         if args.model is None:
             raise CuvilError("is needed to import", "--model")
@@ -76,7 +77,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         CuvilError: see `run`.
     """
-    run(sys.argv[1:] if arguments is None else arguments, lambda text: print(f"cuvil: {text}", file=sys.stderr))
+
+    def say(text: str) -> None:
+        print(f"cuvil: {text}", file=sys.stderr, flush=True)
+
+    run(sys.argv[1:] if arguments is None else arguments, say)
     return 0
 
 

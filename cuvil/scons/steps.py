@@ -77,7 +77,8 @@ class Step:
         return {"directory": folder, "file": source.name, "output": output, "arguments": command}
 
     def _compiler(self) -> Compiler:
-        return stages.compiler(self.slice, self.device if self.device in stages.cpu_devices(self.slice) else None)
+        device = self.device if self.device in stages.cpu_devices(self.slice) else None
+        return stages.compiler(self.slice, device)
 
 
 def steps(out: Layout, target: Target, model: Model) -> list[Step]:
@@ -102,8 +103,7 @@ def steps(out: Layout, target: Target, model: Model) -> list[Step]:
     source, calibration = Path(model.path), Path(model.calibration)
     placed, quantized = [out.placed(d) for d in out.devices], [out.quantized(d) for d in out.devices]
     shapes = {name: list(shape) for name, shape in model.shapes.items()}
-    options = ("--shapes", json.dumps(shapes, sort_keys=True)) if shapes else ()
-    options += ("--io-format", model.io_format) if model.io_format != "nchw" else ()
+    options = ("--shapes", json.dumps(shapes, sort_keys=True), "--io-format", model.io_format)
     add("import", [source], [out.graph], options=options, paths=("--model", str(source)))
     add("partition", [out.graph], [out.partition, *placed])
     if any(target.mode(d) == "int8" for d in out.devices):

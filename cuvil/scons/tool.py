@@ -85,7 +85,9 @@ def declare_model(
         )
         profile = target if isinstance(target, Target) else load(target)
         profile = configured(profile, quantization, threads)
-        place = Path(env.Dir(folder).get_internal_path()) if folder else Path("build", profile.name, model.name)
+        place = Path("build", profile.name, model.name)
+        if folder:
+            place = Path(env.Dir(folder).get_internal_path())
         _lock(env, place)
         return _declare(env, [(model, profile)], place, verbose=False)[0]
     raise AssertionError  # _reported lets no exception pass
@@ -118,7 +120,7 @@ def _declare_project(env: Any, project: Project, chosen: Settings) -> None:
     ]
     found = _declare(env, asked, base, chosen.verbose, below=True)
     for artefacts in found:
-        env.Clean(artefacts.libraries, env.Dir(_node_path(artefacts.out.folder)))
+        env.Clean(artefacts.nodes, env.Dir(_node_path(artefacts.out.folder)))
     selected = found if "all" in COMMAND_LINE_TARGETS else found[:1]
     env.Alias("all", [a.libraries for a in found])
     env.Default([a.libraries for a in selected])
@@ -134,7 +136,10 @@ def _declare(
     env.SetOption("max_drift", -1)
     cleaning, dry = env.GetOption("clean"), _is_dry(env)
     modules = {} if cleaning else signatures.of_stages(None if dry else folder / ".cuvil-modules.json")
-    found = [nodes.declare(env, t, m, folder / m.name if below else folder, modules, verbose) for m, t in asked]
+    found = []
+    for model, target in asked:
+        place = folder / model.name if below else folder
+        found.append(nodes.declare(env, target, model, place, modules, verbose))
     if not (cleaning or dry):
         nodes.drop_edited([node for artefacts in found for node in artefacts.nodes])
     return found
@@ -155,7 +160,8 @@ def _lock(env: Any, folder: Path) -> None:
         try:
             _held.enter_context(fsio.build_lock(folder))
         except OSError as error:
-            raise CuvilError(f"cannot be written: {error.strerror}; build_dir= names another", str(folder)) from None
+            message = f"cannot be written: {error.strerror}; build_dir= names another"
+            raise CuvilError(message, str(folder)) from None
 
 
 def _check_asked(build_dir: str) -> None:

@@ -6,6 +6,7 @@ import ctypes
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -317,3 +318,42 @@ def test_partition(capsys: pytest.CaptureFixture[str]) -> None:
     assert segment["operators"].count("Conv") == 5
     assert run("partition", "--model", DIGITS, "--target", "jetson-nano") == 0
     assert "gpu0    gpu   sm_53        0  no back end yet" in capsys.readouterr().out
+
+
+# --- verify and bench ---
+
+
+def test_verify(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    test = np.load(DIGITS.with_name("test.npz"))
+    np.savez(tmp_path / "some.npz", image=test["image"][::20], label=test["label"][::20])
+    assert run("verify", "--model", DIGITS, "--data", "some.npz", "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["library"], result["samples"], result["good"]) == ("libdigits.so", 50, True)
+    assert result["accuracy"] == result["accuracy_f32"] >= 0.9
+    assert 0 <= result["relative_error"] < 1e-5
+
+
+def test_verify_of_a_wrong_library_fails(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library computes x - z where the reference adds."""
+    right = save(tmp_path / "m.onnx", {"x": [1, 8], "z": [1, 8]})
+    wrong = save(tmp_path / "wrong.onnx", {"x": [1, 8], "z": [1, 8]}, "Sub")
+    build = commands.build
+
+    def build_another(work: commands.Work, progress: object = None) -> None:
+        build(replace(work, job=replace(work.job, model=wrong)))
+
+    monkeypatch.setattr(commands, "build", build_another)
+    assert run("verify", "--model", right) == 1
+    assert "more than 0.001 is wrong" in capsys.readouterr().out
+
+
+def test_bench(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    model = save(tmp_path / "m.onnx", {"x": [1, 64], "z": [1, 64]})
+    assert run("bench", "--model", model, "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert 0 < result["p10_ns"] <= result["median_ns"] <= result["p90_ns"]
+    assert result["ratio"] == pytest.approx(result["reference_ns"] / result["median_ns"])
+    assert run("bench", "--model", model, "--target", "rk3588") == 1
+    assert "cannot be measured here" in capsys.readouterr().err

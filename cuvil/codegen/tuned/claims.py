@@ -7,10 +7,12 @@ from typing import Any
 
 from cuvil.codegen.tuned import contract, layouts
 from cuvil.codegen.tuned.isa import Tiles, tiles
-from cuvil.ir.loops import Kernel
+from cuvil.ir.expr import Expr
+from cuvil.ir.loops import Kernel, Stmt
 from cuvil.ir.primitives import Program, Value
 from cuvil.schedule.fuse import is_contraction
 from cuvil.schedule.group import Group
+from cuvil.schedule.nest import Nest
 from cuvil.schedule.place import Placer
 from cuvil.schedule.storage import Storage
 
@@ -36,6 +38,11 @@ class TunedKernels:
         """The kernel of a group with a packed contraction."""
         found = self.contractions.get(group.members[0])
         return contract.build(found, group, storage, internal, name, self.tiles) if found is not None else None
+
+    def member(self, value: Value, step: Expr, context: Nest) -> list[Stmt] | None:
+        """A packed contraction within a recurrence."""
+        found = self.contractions.get(value)
+        return contract.member(found, step, context, self.tiles) if found is not None else None
 
 
 def for_device(options: Mapping[str, Any]) -> TunedKernels:

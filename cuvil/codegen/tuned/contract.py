@@ -26,6 +26,12 @@ from cuvil.schedule.storage import Layout, Storage
 MAX_DYNAMIC_PANEL = 1 << 16
 """Columns beyond which an operand computed at run time is not packed."""
 
+FEW_ROWS = 2
+"""Rows of a run-time count up to which a tile of many rows is not worth its idle ones."""
+
+MIN_PREFETCH = 150_000
+"""Elements of weights from which the next panel is prefetched."""
+
 
 @dataclass(eq=False)
 class Contraction:
@@ -58,12 +64,12 @@ class Contraction:
 def recognise(value: Value) -> tuple[Expr, Expr, list[Expr], list[Expr], Expr, list[Expr]] | None:
     """(a, w, batch, rows, column, k) of a contraction that a tile can compute, or None."""
     d = value.definition
-    if not isinstance(d, Reduce) or d.op != "sum" or d.body.op != "mul" or value.scan is not None:
+    if not isinstance(d, Reduce) or d.op != "sum" or d.body.op != "mul":
         return None
     factors = [_load(f) for f in d.body.args]
     if factors[0] is None or factors[1] is None:
         return None
-    axes = [a for a, s in zip(d.axes, value.shape) if static(s) != 1]
+    axes = [a for a, s in zip(d.axes, value.shape) if static(s) != 1 and a is not _step_axis(value)]
     reduced = [r for r in d.reduced if static(r.args[0]) != 1]
     if not reduced:
         return None
@@ -79,6 +85,12 @@ def recognise(value: Value) -> tuple[Expr, Expr, list[Expr], list[Expr], Expr, l
             continue
         return a, w, batch, rows, columns[0], k
     return None
+
+
+def _step_axis(value: Value) -> Expr | None:
+    """The axis of the steps of a recurrence, which a tile does not run over."""
+    d = value.definition
+    return d.axes[0] if value.scan is not None and isinstance(d, Reduce) else None
 
 
 def _load(e: Expr) -> Expr | None:
@@ -120,7 +132,7 @@ def pack(program: Program, storage: Storage, value: Value, tiles: Tiles) -> Cont
     count = 1
     for n in work:
         count *= n or 256
-    if not constant and not batch and (_product(rows) or 64) < 4:
+    if not constant and (value.scan is not None or (not batch and (_product(rows) or 64) < 4)):
         return None
     inner = static(order[-1].args[0])
     together = bool(block) or static(steps[order[-1]] or 0) == 1
@@ -234,9 +246,32 @@ def build(c: Contraction, group: Group, storage: Storage, internal: set[Value], 
     return finish(name, parallel, tuple(body), group, writes, "conv" if c.spatial else "gemm")
 
 
+def member(c: Contraction, time: Expr, nest: Nest, tiles: Tiles) -> list[Stmt] | None:
+    """The statements of a contraction within a recurrence, at step `time`."""
+    d = c.value.definition
+    assert isinstance(d, Reduce)
+    group = Group([c.value], c.value.rank)
+    built = _Builder(c, group, nest, c.vectors * tiles.width, tiles, {d.axes[0]: time}).run()
+    if built is None:
+        return None
+    variables, body = built
+    for v in reversed(variables):
+        body = [For(v, v.args[0], tuple(body))]
+    return body
+
+
 class _Builder:
-    def __init__(self, c: Contraction, group: Group, nest: Nest, lanes: int, tiles: Tiles) -> None:
+    def __init__(
+        self,
+        c: Contraction,
+        group: Group,
+        nest: Nest,
+        lanes: int,
+        tiles: Tiles,
+        fixed: dict[Expr, Expr] | None = None,
+    ) -> None:
         self.c, self.group, self.nest, self.lanes, self.tiles = c, group, nest, lanes, tiles
+        self.fixed = fixed or {}
         self.storage = nest.storage
         d = c.value.definition
         assert isinstance(d, Reduce)
@@ -411,6 +446,11 @@ class _Builder:
         body: list[Stmt] = []
         for t, at, offsets, height, last in choices:
             inner = self._tile(panels, at, offsets, nests, height, last, count)
+            if count is not None:
+                assert isinstance(last, Expr)
+                row = E.var(count, "p")
+                single = self._tile(panels, {**at, last: at[last] + row}, (0,), nests, None, None, None)
+                inner = [If(E.lt(FEW_ROWS, count), tuple(inner), (For(row, count, tuple(single)),))]
             if t.op == "var" and not only:
                 inner = [For(t, t.args[0], tuple(inner))]
             body += inner
@@ -430,7 +470,7 @@ class _Builder:
     ) -> list[Stmt]:
         c, lanes = self.c, self.lanes
         unit = (v for v in self.d.axes if static(v.args[0]) == 1)
-        origin = {**dict.fromkeys((*unit, *self.d.reduced), E.const(0)), **at}
+        origin = {**dict.fromkeys((*unit, *self.d.reduced), E.const(0)), **self.fixed, **at}
 
         def logical(e: Expr, extra: dict[Expr, Expr]) -> Expr:
             return E.substitute(E.substitute(e, self.mapping), {**origin, **extra})
@@ -439,7 +479,7 @@ class _Builder:
         w_at = tuple(logical(i, {c.column: panels * lanes}) for i in c.w.args)
         kernel = Tile(
             offsets, count is not None, tuple(n for n, _ in nests), c.vectors, self.tiles.width,
-            c.a.dtype, c.w.dtype, self.acc_type, c.dot,
+            c.a.dtype, c.w.dtype, self.acc_type, c.dot, self._ahead(),
         )  # fmt: skip
         arguments: list[Expr] = []
         if count is not None:
@@ -457,6 +497,15 @@ class _Builder:
             Micro(kernel, ((c.a.attr, a_at), (c.panel, w_at)), (acc, (E.const(0), E.const(0))), tuple(arguments), flops),
         ]
         return body + self._epilogue(acc, panels, logical, len(offsets), height, last, at, count)
+
+    def _ahead(self) -> int:
+        """Elements from one panel of constant weights to the next, where they are too many to stay
+        in the cache from one inference to the next."""
+        c = self.c
+        if not c.panel.is_constant or c.panel.array.size < MIN_PREFETCH:
+            return 0
+        panels = -(-c.panel.array.shape[-1] // self.lanes)
+        return static(self.storage.elements(c.panel) or 0) // panels  # type: ignore[operator]
 
     def _epilogue(
         self,

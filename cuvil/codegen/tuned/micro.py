@@ -46,6 +46,7 @@ class Tile:
         vectors, width: vectors per row, and their elements.
         a, w, acc: element types.
         dot: k runs in groups of 4 bytes that one instruction multiplies and adds (VNNI).
+        ahead: elements of `w` to prefetch ahead (the same place in the next panel), 0 for none.
     """
 
     rows: tuple[int, ...]
@@ -57,6 +58,7 @@ class Tile:
     w: str = "float32"
     acc: str = "float32"
     dot: bool = False
+    ahead: int = 0
 
     @property
     def lanes(self) -> int:
@@ -152,6 +154,10 @@ class Tile:
         for u in range(unroll):
             lines.append(f'{pad}__asm__ volatile("" ::: "memory");')
             lines.append(f"{pad}{{")
+            bytes_ = self.lanes * group * (1 if self.w in ("int8", "uint8") else 4)
+            for line in range(0, bytes_ if self.ahead else 0, 64):
+                offset = self.ahead + (u * bytes_ + line) // (1 if self.w in ("int8", "uint8") else 4)
+                lines.append(f"{pad}    __builtin_prefetch(w + {offset}, 0, 2);")
             for b in range(self.vectors):
                 at = (u * self.vectors + b) * self.width
                 if self.dot:
