@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -41,6 +42,11 @@ ELEMENT_TYPES = frozenset(
     ("to", "dtype", "output_dtype", "output_datatype", "precision", "softmax_precision")
 )
 """Attributes that hold an element type; 0 stands for the default, except in Cast's `to`."""
+
+
+_TERM = r"[A-Za-z ]*(\.\.\.)?[A-Za-z ]*"
+_EINSUM = re.compile(f"{_TERM}(,{_TERM})*(->{_TERM})?")
+"""An Einsum equation; onnx's shape inference does not return from some others."""
 
 
 def _is_list_of(kind: type) -> Callable[[Any], bool]:
@@ -130,17 +136,19 @@ def _check_node(node: Node, opset: int) -> None:
         kind = schema.attributes[name].type.name
         if kind in _FITS and not _FITS[kind](value):
             raise ModelError(f"attribute '{name}' must be of type {kind}", node.where)
-        _check_numbers(node, name, value)
+        _check_value(node, name, value)
     for name, attribute in schema.attributes.items():
         if attribute.required and name not in node.attrs:
             raise ModelError(f"attribute '{name}' is missing", node.where)
 
 
-def _check_numbers(node: Node, name: str, value: Any) -> None:
+def _check_value(node: Node, name: str, value: Any) -> None:
     if name in BOUNDS:
         low, high = BOUNDS[name]
         for number in value if isinstance(value, list) else [value]:
             if not low <= number <= high:
                 raise ModelError(f"{name} has {number}, only {low} to {high} is allowed", node.where)
+    elif name == "equation" and not (isinstance(value, str) and _EINSUM.fullmatch(value)):
+        raise ModelError(f"equation {value!r} is not of the form 'ij,jk->ik'", node.where)
     elif name in ELEMENT_TYPES and isinstance(value, int) and (value or name == "to"):
         dtype_name(value, node.where)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from cuvil.ir import expr as E
@@ -37,13 +38,14 @@ class Mask:
     Attributes:
         extra: the attention mask, bool or additive, broadcast from the right; its last axis may be
             shorter than the keys.
-        offset: valid keys before the block of queries, a number or one per batch entry.
+        offset: valid keys before the block of queries, by batch entry.
         valid: valid keys, one per batch entry.
         left, right: how far a query sees before and after its own position; None for any distance.
+        keys: how many there are.
     """
 
     extra: Value | None
-    offset: Expr | Value
+    offset: Callable[[Expr], Expr]
     valid: Value | None
     left: int | None
     right: int | None
@@ -53,10 +55,7 @@ class Mask:
         """The score at [batch, head, query, key], minus infinity where the key is not seen."""
         n, _, s, t = at
         seen: Expr = E.const(True, "bool")
-        offset = self.offset if isinstance(self.offset, Expr) else E.cast(self.offset[n], E.INDEX)
-        if isinstance(self.offset, Value):
-            assert self.valid is not None
-        position = s + offset
+        position = s + self.offset(n)
         if self.left is not None:
             seen = E.le(position, t + self.left)
         if self.right is not None:
@@ -99,13 +98,14 @@ def attention(c: Context) -> list[Value | None]:
             raise c.error("inputs of rank 3 need q_num_heads and kv_num_heads")
         q, k, v = split_heads(b, q, heads), split_heads(b, k, groups), split_heads(b, v, groups)
     past_key, past_value, valid = c.optional(4), c.optional(5), c.optional(6)
-    offset: Expr | Value = E.const(0)
+    offset: Callable[[Expr], Expr] = lambda n: E.const(0)
     if past_key is not None and past_value is not None:
-        offset = past_key.shape[2]
+        before = past_key.shape[2]
+        offset = lambda n: before  # noqa: E731
         k, v = concat(b, [past_key, k], 2), concat(b, [past_value, v], 2)
     elif valid is not None:
-        before = valid
-        offset = b.map(valid.shape, lambda n: E.cast(before[n], E.INDEX) - q.shape[2])
+        held, queries = valid, q.shape[2]
+        offset = lambda n: E.cast(held[n], E.INDEX) - queries  # noqa: E731
     left, right = (None if n < 0 else n for n in (c.attr(f"{s}_window_size", -1) for s in ("left", "right")))
     if c.attr("is_causal", 0):
         right = 0
@@ -177,6 +177,8 @@ def weighted_values(b: Builder, weights: Value, v: Value) -> Value:
 @lowering("RotaryEmbedding")
 def rotary_embedding(c: Context) -> Value:
     """Pairs of entries of each head rotated by an angle that grows with the position."""
+    if c.x.rank == 3 and not c.attr("num_heads", 0):
+        raise c.error("an input of rank 3 needs num_heads")
     return rotate(c, c[0], c[1], c[2], c.optional(3))
 
 
@@ -185,13 +187,14 @@ def rotate(c: Context, x: Value, cosine: Value, sine: Value, positions: Value | 
 
     Args:
         cosine, sine: [positions, R / 2], or without `positions` [B, S, R / 2], where R is the part of
-            D that is rotated.
+            D that is rotated; D itself where the number of heads is not given.
         positions: [B, S], or [1] for the position of the first entry.
     """
     heads = c.attr("num_heads", 0)
-    if x.rank == 3 and not heads:
-        raise c.error("an input of rank 3 needs num_heads")
-    whole = x.shape[-1] if x.rank == 4 else E.floordiv(x.shape[2], heads)
+    if x.rank == 4:
+        whole = x.shape[-1]
+    else:
+        whole = E.floordiv(x.shape[2], heads) if heads else cosine.shape[-1] * 2
     part = E.wrap(c.attr("rotary_embedding_dim", 0), E.INDEX)
     rotated = whole if static(part) == 0 else part
     half = E.floordiv(rotated, 2)

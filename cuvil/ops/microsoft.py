@@ -262,8 +262,7 @@ def _same(a: Value, b: Value) -> bool:
 @lowering("QLinearSoftmax", domain=DOMAIN)
 def qlinear_softmax(c: Context) -> Value:
     """Softmax of a quantized tensor; before opset 13 over all axes from `axis` on."""
-    b, x, zero = c.b, c.x, c.optional(2)
-    reals = b.map(x.shape, lambda *i: real(x[i], scalar(c[1]), None if zero is None else scalar(zero)))
+    b, x, reals = c.b, c.x, _reals(c)
     axis = c.axis(x.rank, -1)
     if c.attr("opset", 13) < 13:
         flat = b.reshape(reals, [E.product(x.shape[:axis]), E.product(x.shape[axis:])])
@@ -271,6 +270,12 @@ def qlinear_softmax(c: Context) -> Value:
     else:
         y = softmax_value(b, reals, axis)
     return _requantized(c, y)
+
+
+def _reals(c: Context) -> Value:
+    """The numbers that input 0, with scale and zero point after it, stands for."""
+    x, zero = c.x, c.optional(2)
+    return c.b.map(x.shape, lambda *i: real(x[i], scalar(c[1]), None if zero is None else scalar(zero)))
 
 
 def _requantized(c: Context, y: Value) -> Value:
@@ -285,8 +290,7 @@ def _requantized(c: Context, y: Value) -> Value:
 @lowering("QLinearGlobalAveragePool", "QLinearAveragePool", domain=DOMAIN)
 def qlinear_pool(c: Context) -> Value:
     """The mean of windows, or of all positions, of a quantized tensor."""
-    b, x, zero = c.b, c.x, c.optional(2)
-    reals = b.map(x.shape, lambda *i: real(x[i], scalar(c[1]), None if zero is None else scalar(zero)))
+    b, x, reals = c.b, c.x, _reals(c)
     last = bool(c.attr("channels_last", 0))
     if last:
         reals = b.transpose(reals, [0, x.rank - 1, *range(1, x.rank - 1)])
@@ -298,7 +302,6 @@ def qlinear_pool(c: Context) -> Value:
 @lowering("QLinearReduceMean", domain=DOMAIN)
 def qlinear_reduce_mean(c: Context) -> Value:
     """The mean over axes of a quantized tensor."""
-    b, x, zero = c.b, c.x, c.optional(2)
-    reals = b.map(x.shape, lambda *i: real(x[i], scalar(c[1]), None if zero is None else scalar(zero)))
+    b, x, reals = c.b, c.x, _reals(c)
     axes = sorted(c.normal(a, x.rank) for a in c.attr("axes") or range(x.rank))
     return _requantized(c, mean(b, reals, axes, bool(c.attr("keepdims", 1))))

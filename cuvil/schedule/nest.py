@@ -16,6 +16,7 @@ from cuvil.ir.expr import Expr
 from cuvil.ir.loops import Accumulate, Declare, For, If, Kernel, Stmt, Store, walk
 from cuvil.ir.primitives import Map, Opaque, Reduce, Scatter, Value, elements, operands, static
 from cuvil.schedule.group import Group
+from cuvil.schedule.unswitch import unswitch
 from cuvil.schedule.storage import Storage, coefficient, row_major, split
 
 LANES = 32
@@ -105,7 +106,7 @@ def finish(
         elif isinstance(kinds[-1], (Scatter, Opaque)):
             tag = "opaque"
     seen = [v for v in reads if v not in inside or v not in writes]
-    return Kernel(name, tuple(parallel), body, tuple(seen), writes, origin, tag, tuple(group.members))
+    return Kernel(name, tuple(parallel), unswitch(body), tuple(seen), writes, origin, tag, tuple(group.members))
 
 
 # --- element-wise groups, and reductions with an epilogue ----------------------------------------

@@ -1,0 +1,170 @@
+"""Loop nests in numbers: how often each statement of a kernel runs, once symbolic sizes are bound.
+
+A size that a binding does not name is taken to be `DEFAULT_SIZE`, 1: a batch, a sequence of one.  A
+bound that depends on the data counts with its largest value where the types give one, else as 1.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cuvil.ir import expr as E
+from cuvil.ir.expr import Expr
+from cuvil.ir.loops import Accumulate, Declare, For, If, Kernel, Micro, Stmt, Store, While
+from cuvil.ir.primitives import Value
+
+DEFAULT_SIZE = 1
+"""What an unbound symbolic size counts as."""
+
+_MAX_POINTS = 1024
+"""Points at which a trip count that depends on outer variables is averaged."""
+
+
+@dataclass(frozen=True, eq=False)
+class Level:
+    """One loop around a statement: its variable (None for a loop without one), how often it runs
+    each time it is reached (on average), and its kind."""
+
+    var: Expr | None
+    trips: float
+    kind: str
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """A Store, an Accumulate or a Micro with the loops around it, outermost first."""
+
+    statement: Store | Accumulate | Micro
+    levels: tuple[Level, ...]
+
+    @property
+    def runs(self) -> float:
+        """How often the statement runs."""
+        return math.prod(level.trips for level in self.levels)
+
+    def depth(self, variables: Iterable[Expr]) -> int:
+        """Number of levels from the outermost to the innermost one whose variable is among these."""
+        found = set(variables)
+        return max((k + 1 for k, level in enumerate(self.levels) if level.var in found), default=0)
+
+
+@dataclass(frozen=True, eq=False)
+class Nest:
+    """A kernel's sites, and for each of its locals how many levels lie around the declaration."""
+
+    sites: tuple[Site, ...]
+    locals: dict[Value, int]
+
+
+class Sizes:
+    """Evaluates index expressions under bindings of the symbolic sizes."""
+
+    def __init__(self, bindings: Mapping[str, int] | None = None) -> None:
+        self.bindings = dict(bindings or {})
+        self._known: dict[Expr, float] = {}
+
+    def __call__(self, e: Expr, at: Mapping[Expr, float] | None = None) -> float:
+        """The value of `e`, with loop variables as `at` says (0 where it does not)."""
+        if not at:
+            found = self._known.get(e)
+            if found is None:
+                found = self._known[e] = self._value(e, {})
+            return found
+        return self._value(e, at)
+
+    def elements(self, shape: Sequence[Expr]) -> float:
+        """Number of elements of a shape."""
+        return math.prod(self(n) for n in shape)
+
+    def _value(self, e: Expr, at: Mapping[Expr, float]) -> float:
+        memo: dict[Expr, float] = {}
+        for node in E.walk(e):
+            memo[node] = self._node(node, memo, at)
+        return memo[e]
+
+    def _node(self, e: Expr, memo: Mapping[Expr, float], at: Mapping[Expr, float]) -> float:
+        op = e.op
+        if op == "const":
+            return float(e.attr)
+        if op == "sym":
+            return float(self.bindings.get(e.attr, DEFAULT_SIZE))
+        if op == "var":
+            return float(at.get(e, 0.0))
+        a = [memo[x] for x in e.args]
+        if op == "affine":
+            return float(e.attr[0] + sum(c * x for c, x in zip(e.attr[1], a)))
+        if op == "mul":
+            return math.prod(a)
+        if op == "add":
+            return a[0] + a[1]
+        if op == "sub":
+            return a[0] - a[1]
+        if op in ("floordiv", "div"):
+            return float(a[0] // a[1]) if a[1] else 0.0
+        if op == "mod":
+            return a[0] % a[1] if a[1] else 0.0
+        if op in ("min", "max"):
+            return min(a) if op == "min" else max(a)
+        if op in ("lt", "le", "eq"):
+            return float({"lt": a[0] < a[1], "le": a[0] <= a[1], "eq": a[0] == a[1]}[op])
+        if op in ("and", "or", "not"):
+            return float(not a[0]) if op == "not" else float(all(a) if op == "and" else any(a))
+        if op == "select":
+            return a[1] if a[0] else a[2]
+        if op == "cast":
+            return a[0]
+        return float(e.hi) if e.hi < math.inf else float(DEFAULT_SIZE)
+
+
+def nest(kernel: Kernel, sizes: Sizes) -> Nest:
+    """The sites of a kernel in order.  Guards count as taken, both sides of an If too; a While
+    counts once."""
+    sites: list[Site] = []
+    found: dict[Value, int] = {}
+    loops: dict[Expr, tuple[Expr, Expr]] = {}
+    outer: list[Level] = []
+    for v in kernel.parallel:
+        loops[v] = (E.const(0), v.args[0])
+        outer.append(Level(v, _trips(v, loops, sizes), "parallel"))
+
+    def visit(body: Sequence[Stmt], levels: tuple[Level, ...]) -> None:
+        for s in body:
+            if isinstance(s, (Store, Accumulate, Micro)):
+                sites.append(Site(s, levels))
+            elif isinstance(s, Declare):
+                found[s.target] = len(levels)
+            elif isinstance(s, For):
+                loops[s.var] = (s.start, s.stop)
+                visit(s.body, (*levels, Level(s.var, _trips(s.var, loops, sizes), s.kind)))
+            elif isinstance(s, If):
+                visit((*s.then, *s.otherwise), levels)
+            elif isinstance(s, While):
+                visit(s.body, levels)
+
+    visit(kernel.body, tuple(outer))
+    return Nest(tuple(sites), found)
+
+
+def _trips(var: Expr, loops: Mapping[Expr, tuple[Expr, Expr]], sizes: Sizes) -> float:
+    """Mean trip count of a loop over the values of the outer variables that its bounds depend on."""
+    start, stop = loops[var]
+    free = [v for v in E.variables(start, stop) if v in loops and v is not var]
+    if not free:
+        return max(sizes(stop) - sizes(start), 0.0)
+    each = max(int(_MAX_POINTS ** (1 / len(free))), 2)
+    axes = []
+    for v in sorted(free, key=lambda v: v.serial):
+        low, high = (sizes(e) for e in loops[v])
+        count = max(int(high - low), 1)
+        step = max(count / each, 1.0)
+        axes.append([low + int(k * step) for k in range(min(count, each))])
+    names = sorted(free, key=lambda v: v.serial)
+    total = points = 0.0
+    for point in itertools.product(*axes):
+        at = dict(zip(names, point))
+        total += max(sizes(stop, at) - sizes(start, at), 0.0)
+        points += 1
+    return total / points
