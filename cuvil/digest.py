@@ -36,8 +36,11 @@ def of_json(value: Any) -> str:
 def of_file(path: str | os.PathLike[str]) -> str:
     """SHA-256 of a file's contents, as hex."""
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") \
+        return (
+            hashlib.file_digest(file, "sha256").hexdigest()
+            if hasattr(hashlib, "file_digest")
             else hashlib.sha256(file.read()).hexdigest()
+        )
 
 
 def module_path(module: str) -> Path | None:
@@ -82,7 +85,9 @@ def modules_used(*roots: str) -> list[str]:
         stack.extend(direct_imports(module))
         path = module_path(module)
         if path is not None and path.name == "__init__.py" and "pkgutil" in path.read_text(encoding="utf-8"):
-            stack.extend(f"{module}.{p.stem}" for p in sorted(path.parent.glob("*.py")) if p.stem != "__init__")
+            stack.extend(
+                f"{module}.{p.stem}" for p in sorted(path.parent.glob("*.py")) if p.stem != "__init__"
+            )
     return sorted(seen - {"cuvil"})
 
 

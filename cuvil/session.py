@@ -158,7 +158,9 @@ def _argument(t: Mapping[str, Any]) -> NodeArg:
 
 def _check(code: int) -> None:
     if code:
-        text = next((f"{name}: {text}" for name, (number, text) in ERRORS.items() if number == code), str(code))
+        text = next(
+            (f"{name}: {text}" for name, (number, text) in ERRORS.items() if number == code), str(code)
+        )
         raise CuvilError(f"the library returned {text}")
 
 
@@ -202,7 +204,7 @@ def compile(
     if isinstance(calibration, Mapping):
         folder.mkdir(parents=True, exist_ok=True)
         data = folder / "calibration.npz"
-        np.savez(data, **dict(calibration))
+        np.savez(data, allow_pickle=False, **dict(calibration))
     elif calibration is not None:
         data = Path(calibration)
     stages.run_all(path, out, profile, shapes, io_format, data, progress, tuned)

@@ -44,13 +44,18 @@ Progress = Callable[[str], None]
 
 MODULES = {
     "import": (
-        "cuvil.frontend.importer", "cuvil.rewrite.simplify", "cuvil.rewrite.integer",
+        "cuvil.frontend.importer",
+        "cuvil.rewrite.simplify",
+        "cuvil.rewrite.integer",
         "cuvil.frontend.onnx_writer",
     ),
     "partition": ("cuvil.partition.partitioner",),
     "quantize": ("cuvil.quantize.quantizer",),
     "codegen": (
-        "cuvil.rewrite.integer", "cuvil.schedule.lower", "cuvil.schedule.plan", "cuvil.codegen.tuned.claims",
+        "cuvil.rewrite.integer",
+        "cuvil.schedule.lower",
+        "cuvil.schedule.plan",
+        "cuvil.codegen.tuned.claims",
         "cuvil.codegen.program",
     ),
     "interface": ("cuvil.codegen.abi",),
@@ -235,7 +240,9 @@ def machine(target: Mapping[str, Any], device: str | None = None) -> Machine:
     return Machine(target["triple"], name, tuple(features))
 
 
-def compiler(target: Mapping[str, Any], device: str | None = None, progress: Progress | None = None) -> compilers.Compiler:
+def compiler(
+    target: Mapping[str, Any], device: str | None = None, progress: Progress | None = None
+) -> compilers.Compiler:
     """The compiler that the target's ``cc`` slice names, for one device."""
     return compilers.find(target["toolchain"]["compiler"], machine(target, device), progress)
 
@@ -251,7 +258,9 @@ def cpu_devices(target: Mapping[str, Any]) -> list[str]:
     return [d for d, v in target["devices"].items() if v["kind"] == "cpu"]
 
 
-def run_cc_device(out: Layout, device: str, target: Mapping[str, Any], progress: Progress | None = None) -> None:
+def run_cc_device(
+    out: Layout, device: str, target: Mapping[str, Any], progress: Progress | None = None
+) -> None:
     """Compile one device's code to its static and shared library."""
     chosen = device if device in cpu_devices(target) else None
     cc, opts, files = compiler(target, chosen, progress), options(target), out.generated(device)

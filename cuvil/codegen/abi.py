@@ -75,9 +75,7 @@ def render(
         if name not in tensors:
             raise CuvilError("no device computes it", f"tensor '{name}'")
     symbols = _symbols(tensors[n] for n in inputs)
-    between = [
-        t["name"] for s in segments for t in s["outputs"] if t["name"] not in outputs
-    ]
+    between = [t["name"] for s in segments for t in s["outputs"] if t["name"] not in outputs]
     names = _names(inputs, outputs)
     writer = _Writer(model, segments, tensors, symbols, list(inputs), list(outputs), between, names, affinity)
     return Interface(writer.source(), writer.header(), writer.metadata())

@@ -15,7 +15,18 @@ from cuvil.errors import UnsupportedError
 from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr
 from cuvil.ir.loops import (
-    Accumulate, Declare, For, If, Kernel, Let, Micro, Stmt, Store, While, expressions, walk,
+    Accumulate,
+    Declare,
+    For,
+    If,
+    Kernel,
+    Let,
+    Micro,
+    Stmt,
+    Store,
+    While,
+    expressions,
+    walk,
 )  # fmt: skip
 from cuvil.ir.primitives import Value, combine, elements, static
 from cuvil.schedule.storage import Storage, row_major
@@ -84,7 +95,7 @@ def literal(value: float | int | bool, dtype: str) -> str:
     if E.is_float(dtype):
         suffix = "" if dtype == "float64" else "f"
         if value != value:
-            return f"__builtin_nan{suffix}(\"\")"
+            return f'__builtin_nan{suffix}("")'
         if value in (float("inf"), float("-inf")):
             return f"{'-' if value < 0 else ''}__builtin_inf{suffix}()"
         number = float(value)
@@ -239,7 +250,9 @@ class CRenderer:
             for e in expressions(s):
                 yield e
                 for node in E.loads(e):
-                    if self.storage.root(node.attr) in self.scope.pointers or node.attr not in self._locals(kernel):
+                    if self.storage.root(node.attr) in self.scope.pointers or node.attr not in self._locals(
+                        kernel
+                    ):
                         yield self.storage.address(node.attr, node.args)[1]
             if isinstance(s, (Store, Accumulate)) and s.target not in self._locals(kernel):
                 yield self.storage.address(s.target, s.indices)[1]
@@ -287,7 +300,11 @@ class CRenderer:
                 lines += self._block(s.otherwise, depth + 1)
             return [*lines, f"{pad}}}"]
         if isinstance(s, While):
-            return [f"{pad}while ({self.expression(s.condition)}) {{", *self._block(s.body, depth + 1), f"{pad}}}"]
+            return [
+                f"{pad}while ({self.expression(s.condition)}) {{",
+                *self._block(s.body, depth + 1),
+                f"{pad}}}",
+            ]
         if isinstance(s, Let):
             lines, value = self._hoist(s.value, pad)
             return [*lines, f"{pad}const cv_idx {self._declare_variable(s.var)} = {value};"]
@@ -298,7 +315,11 @@ class CRenderer:
         name = self._declare_variable(s.var)
         lines: list[str] = []
         if s.kind == "simd":
-            if s.reduction and E.is_float(s.reduction[0][1].dtype) and s.reduction[0][0] in ("sum", "prod", "max", "min"):
+            if (
+                s.reduction
+                and E.is_float(s.reduction[0][1].dtype)
+                and s.reduction[0][0] in ("sum", "prod", "max", "min")
+            ):
                 op, target = s.reduction[0]
                 clause = {"sum": "+", "prod": "*"}.get(op, op)
                 lines.append(f"{pad}#pragma omp simd reduction({clause}:{self.scope.locals[target]})")
@@ -455,8 +476,10 @@ class CRenderer:
         if op == "isnan":
             return f"({args[0]} != {args[0]})"
         if op == "isinf":
-            return f"(__builtin_fabs({args[0]}) > 3.4028235e38)" if e.args[0].dtype != "float64" else (
-                f"(__builtin_fabs({args[0]}) > 1.7976931348623157e308)"
+            return (
+                f"(__builtin_fabs({args[0]}) > 3.4028235e38)"
+                if e.args[0].dtype != "float64"
+                else (f"(__builtin_fabs({args[0]}) > 1.7976931348623157e308)")
             )
         if op == "bitcast":
             return self._bits(e.args[0].dtype, e.dtype, args[0])
@@ -486,7 +509,9 @@ class CRenderer:
         parts = []
         for term, c in zip(e.args, coefficients):
             text = self.expression(term)
-            parts.append(text if c == 1 else f"(-{text})" if c == -1 else f"{text} * {c if c > 0 else f'({c})'}")
+            parts.append(
+                text if c == 1 else f"(-{text})" if c == -1 else f"{text} * {c if c > 0 else f'({c})'}"
+            )
         if constant:
             parts.append(str(constant) if constant > 0 else f"({constant})")
         return "(" + " + ".join(parts) + ")"
@@ -535,8 +560,12 @@ class CRenderer:
         for name, kind in (*C_TYPES.items(), ("idx", "cv_idx")):
             if name == "bool" or (name == "float16" and not self.half):
                 continue
-            lines.append(f"static inline {kind} cv_min_{name}({kind} a, {kind} b) {{ return b < a ? b : a; }}")
-            lines.append(f"static inline {kind} cv_max_{name}({kind} a, {kind} b) {{ return a < b ? b : a; }}")
+            lines.append(
+                f"static inline {kind} cv_min_{name}({kind} a, {kind} b) {{ return b < a ? b : a; }}"
+            )
+            lines.append(
+                f"static inline {kind} cv_max_{name}({kind} a, {kind} b) {{ return a < b ? b : a; }}"
+            )
         lines.append("#define cv_min_bool(a, b) ((a) && (b))\n#define cv_max_bool(a, b) ((a) || (b))")
         lines += self.bits.values()
         return "\n".join(lines) + "\n" + cmath.text(self.math) + "\n" + "\n".join(self.micros.values())

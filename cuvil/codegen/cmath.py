@@ -50,7 +50,8 @@ static inline float cv_exp_f32(float x) { /* 1 ulp; gradual underflow and infini
     p = p * r + 5.0000001201e-1f;
     p = p * (r * r) + r + 1.0f;
     int32_t half = k >> 1;
-    p = p * cv_float((int32_t)((uint32_t)(half + 127) << 23)) * cv_float((int32_t)((uint32_t)(k - half + 127) << 23));
+    p = p * cv_float((int32_t)((uint32_t)(half + 127) << 23));
+    p = p * cv_float((int32_t)((uint32_t)(k - half + 127) << 23));
     return x != x ? x : p;
 }
 """),
@@ -132,10 +133,10 @@ static inline float cv_sine(float x, int32_t quarter) { /* 2 ulp for |x| below 2
 """),
     "sin": (("sincos",), "static inline float cv_sin_f32(float x) { return cv_sine(x, 0); }\n"),
     "cos": (("sincos",), "static inline float cv_cos_f32(float x) { return cv_sine(x, 1); }\n"),
-    "tan": (("sincos",), "static inline float cv_tan_f32(float x) { return cv_sine(x, 0) / cv_sine(x, 1); }\n"),
+    "tan": (("sin", "cos"), "static inline float cv_tan_f32(float x) { return cv_sin_f32(x) / cv_cos_f32(x); }\n"),
 }  # fmt: skip
 
-LIBM = frozenset("asin acos atan sinh cosh asinh acosh atanh pow fmod".split())
+LIBM = frozenset(["asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "pow", "fmod"])
 """Functions that are called in the C library (and all elementary functions on float64)."""
 
 

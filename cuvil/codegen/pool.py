@@ -27,9 +27,11 @@ static struct {
     cv_task task;
     const void *arguments;
     cv_idx points, chunk, next;
-    unsigned epoch; /* counts kernels; odd bits are not special */
+    unsigned epoch; /* counts kernels */
     int active, started;
-} cv_pool = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0, 0, 0, 0, 0, 0, 0};
+} cv_pool = {
+    PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0, 0, 0, 0, 0, 0, 0
+};
 
 static inline void cv_pause(void) {
 #if defined(__x86_64__) || defined(__i386__)
@@ -53,7 +55,7 @@ static void *cv_worker(void *unused) {
     (void)unused;
     for (;;) {
         int spins = 0;
-        while (__atomic_load_n(&cv_pool.epoch, __ATOMIC_ACQUIRE) == seen && spins < 4000) { cv_pause(); spins++; }
+        while (__atomic_load_n(&cv_pool.epoch, __ATOMIC_ACQUIRE) == seen && spins++ < 4000) cv_pause();
         pthread_mutex_lock(&cv_pool.lock);
         while (cv_pool.epoch == seen) pthread_cond_wait(&cv_pool.wake, &cv_pool.lock);
         seen = cv_pool.epoch;

@@ -125,7 +125,12 @@ def _run(
         return f"({c_type(root.dtype)} *)(base + {size_text(renderer, s.arena[root])})"
 
     head = prototype(s, symbol)
-    lines = [f"{head};", f"{head} {{", "    unsigned char *const base = (unsigned char *)workspace;", "    (void)base;"]
+    lines = [
+        f"{head};",
+        f"{head} {{",
+        "    unsigned char *const base = (unsigned char *)workspace;",
+        "    (void)base;",
+    ]
     lines += [f"    (void){size_symbol(n)};" for n in s.program.symbols]
     lines += [f"    (void)in{i};" for i in range(len(s.program.inputs))]
     for f in functions:
@@ -182,7 +187,7 @@ def _plan(part: Part, renderer: CRenderer, functions: Sequence[Function]) -> dic
             }
             for v, offset in s.arena.items()
         ],
-        "kernels": [{"name": f.name, "tag": f.kernel.tag, "origin": list(f.kernel.origin)} for f in functions],
+        "kernels": [
+            {"name": f.name, "tag": f.kernel.tag, "origin": list(f.kernel.origin)} for f in functions
+        ],
     }
-
-

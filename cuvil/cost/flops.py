@@ -40,7 +40,7 @@ class Work:
         slots: operations as the device feels them: elementary functions, divisions, loads and stores
             by weight, partly filled vectors as full ones, by whether the innermost loop is vectorised.
         scalar_slots: the same outside vectorised loops.
-        int_share: share of the slots that is integer arithmetic.
+        dot_slots: those of the slots that are int8 dot products of a tuned kernel.
         entries: how often an innermost loop is entered.
     """
 
@@ -49,7 +49,7 @@ class Work:
     int_ops: float = 0.0
     slots: float = 0.0
     scalar_slots: float = 0.0
-    int_share: float = 0.0
+    dot_slots: float = 0.0
     entries: float = 0.0
 
 
@@ -72,6 +72,7 @@ class _Tally:
     ints: float = 0.0
     slots: float = 0.0
     scalar: float = 0.0
+    dots: float = 0.0
 
     def add(self, other: _Tally) -> None:
         self.floats += other.floats
@@ -113,14 +114,13 @@ class _Counter:
         both = _Tally()
         both.add(main)
         both.add(rest)
-        total = both.floats + both.ints
         return Work(
             flops=main.floats if has_contraction else rest.floats,
             epilogue_flops=rest.floats if has_contraction else 0.0,
             int_ops=both.ints,
             slots=both.slots,
             scalar_slots=both.scalar,
-            int_share=both.ints / total if total else 0.0,
+            dot_slots=main.dots,
             entries=sum(entries.values()),
         )
 
@@ -128,6 +128,7 @@ class _Counter:
         amount = self.sizes(s.flops) * site.runs
         if s.reads and not E.is_float(s.reads[0][0].dtype):
             main.ints += amount
+            main.dots += amount
         else:
             main.floats += amount
         main.slots += amount

@@ -60,7 +60,9 @@ def expression(e: Expr, point: Mapping[Expr, Array], arrays: Callable[[Value], n
     return memo[e]
 
 
-def _apply(node: Expr, args: list[Array], kind: np.dtype[Any], arrays: Callable[[Value], np.ndarray]) -> Array:
+def _apply(
+    node: Expr, args: list[Array], kind: np.dtype[Any], arrays: Callable[[Value], np.ndarray]
+) -> Array:
     op = node.op
     if op == "const":
         return kind.type(node.attr)
@@ -102,7 +104,9 @@ def _grid(axes: tuple[Expr, ...], shape: tuple[int, ...]) -> dict[Expr, Array]:
     }
 
 
-def value(v: Value, arrays: Callable[[Value], np.ndarray], bindings: Mapping[str, int] | None = None) -> np.ndarray:
+def value(
+    v: Value, arrays: Callable[[Value], np.ndarray], bindings: Mapping[str, int] | None = None
+) -> np.ndarray:
     """The elements of `v`, given those of the values it reads and the symbolic sizes."""
     bound = bindings or {}
     sizes = tuple(E.evaluate(s, bound) for s in v.shape)

@@ -7,6 +7,9 @@ arithmetic share the notation:
   normal form of a polynomial (`linear`), with ranges known, so that views cancel
   (``(i * 64 + j) // 64`` is ``i``) and bounds can be proved;
 * *element arithmetic* on every other type, where only exact simplifications are made.
+
+Longer than other files, because nodes, their normal form and their traversal define each other:
+apart they would import each other in a ring.
 """
 
 from __future__ import annotations
@@ -28,8 +31,32 @@ Number = Union[int, float, bool]
 Operand = Union["Expr", int, float, bool]
 
 UNARY_MATH = frozenset(
-    "exp log sqrt tanh erf sigmoid sin cos tan asin acos atan sinh cosh asinh acosh atanh "
-    "floor ceil round trunc abs isnan isinf".split()
+    [
+        "exp",
+        "log",
+        "sqrt",
+        "tanh",
+        "erf",
+        "sigmoid",
+        "sin",
+        "cos",
+        "tan",
+        "asin",
+        "acos",
+        "atan",
+        "sinh",
+        "cosh",
+        "asinh",
+        "acosh",
+        "atanh",
+        "floor",
+        "ceil",
+        "round",
+        "trunc",
+        "abs",
+        "isnan",
+        "isinf",
+    ]
 )
 """Elementary functions of one argument; `round` halves to even."""
 
@@ -288,8 +315,10 @@ def _rejoin(terms: dict[Expr, int]) -> dict[Expr, int]:
         quotient = _node("floordiv", INDEX, (a, b))
         scale = terms[t]
         factors = [*rest, quotient, *(() if b.is_const else _factors(b))]
-        partner = factors[0] if len(factors) == 1 else _node(
-            "mul", INDEX, tuple(sorted(factors, key=lambda f: f.serial))
+        partner = (
+            factors[0]
+            if len(factors) == 1
+            else _node("mul", INDEX, tuple(sorted(factors, key=lambda f: f.serial)))
         )
         wanted = scale * b.attr if b.is_const else scale
         if terms.get(partner) != wanted:
@@ -617,7 +646,9 @@ def cast(a: Expr, dtype: str) -> Expr:
     if a.dtype == dtype:
         return a
     if a.is_const and not (is_float(a.dtype) and not is_float(dtype) and not math.isfinite(a.attr)):
-        return const(a.attr != 0 if dtype == "bool" else int(a.attr) if not is_float(dtype) else a.attr, dtype)
+        return const(
+            a.attr != 0 if dtype == "bool" else int(a.attr) if not is_float(dtype) else a.attr, dtype
+        )
     return _node("cast", dtype, (a,))
 
 

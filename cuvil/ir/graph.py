@@ -100,6 +100,7 @@ def captured(node: Node) -> list[str]:
                 found[name] = None
     return list(found)
 
+
 ONNX_TYPES: dict[int, str] = {
     1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 8: "string",
     9: "bool", 10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 14: "complex64", 15: "complex128",

@@ -65,7 +65,7 @@ class Reduce:
 
 @dataclass(frozen=True, eq=False)
 class Scatter:
-    """``value = base``, then for every point of `domain`: ``value[indices] = combine(value[indices], update)``.
+    """``value = base``, then at every point of `domain` ``v[indices] = combine(v[indices], update)``.
 
     `combine` is ``set`` or one of the `REDUCTIONS`; the domain is visited in order.
     """
@@ -359,7 +359,9 @@ class Builder:
         are computed in the order in which they are defined."""
         assert value.scan is not None and value.definition is None
         axes = tuple(E.var(s) for s in value.shape)
-        at = tuple(E.const(0) if static(s) == 1 and n else a for n, (s, a) in enumerate(zip(value.shape, axes)))
+        at = tuple(
+            E.const(0) if static(s) == 1 and n else a for n, (s, a) in enumerate(zip(value.shape, axes))
+        )
         if op:
             inner = tuple(E.var(s, "r") for s in reduced)
             value.definition = Reduce(axes, inner, op, body(at, inner))

@@ -6,8 +6,9 @@ The program is linked with the musl C library, so that it needs nothing of the t
 from __future__ import annotations
 
 import json
+import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from cuvil import fsio, stages
 from cuvil.errors import CuvilError
 from cuvil.ir.expr import numpy_dtype
+from cuvil.report.samples import Arrays
 from cuvil.target.schema import Target
 from cuvil.toolchain import compilers, emulators
 from cuvil.toolchain.machine import Machine
@@ -43,7 +45,8 @@ int main(void) {{
         clock_gettime(CLOCK_MONOTONIC, &start);
         const int64_t code = {model}_run({arguments});
         clock_gettime(CLOCK_MONOTONIC, &end);
-        const int64_t result[2] = {{code, (end.tv_sec - start.tv_sec) * 1000000000 + end.tv_nsec - start.tv_nsec}};
+        const int64_t taken = (end.tv_sec - start.tv_sec) * (int64_t)1000000000 + end.tv_nsec - start.tv_nsec;
+        const int64_t result[2] = {{code, taken}};
         fwrite(result, 8, 2, stdout);
         fwrite(shape, 8, {ranks}, stdout);
 {writes}
@@ -72,12 +75,12 @@ class ForeignRunner:
             raise CuvilError("only programs for Linux can be run here", str(target.triple))
         self.machine: Machine = base.musl()
         if not emulators.available(self.machine):
-            raise CuvilError(f"needs qemu-user (qemu-{self.machine.arch}), which is not installed", target.name)
+            raise CuvilError(f"qemu-user (qemu-{self.machine.arch}) is not installed", str(target.triple))
         self.emulated = bool(emulators.command(self.machine))
         self._out, self._progress = out, progress
         self._info: dict[str, Any] = json.loads(out.interface["json"].read_text(encoding="utf-8"))
 
-    def run(self, batches: Sequence[Mapping[str, np.ndarray]]) -> tuple[list[list[np.ndarray]], list[float]]:
+    def run(self, batches: Sequence[Arrays]) -> tuple[list[list[np.ndarray]], list[float]]:
         """The outputs of each batch, and the seconds that each took.
 
         Raises:
@@ -109,10 +112,11 @@ class ForeignRunner:
             factors = [f"(size_t)shape[{position + k}]" for k in range(len(tensor["shape"]))]
             position += len(factors)
             amount = " * ".join([str(numpy_dtype(tensor["dtype"]).itemsize), *factors])
-            buffers.append(f"        const size_t bytes{i} = {amount};\n        void *const out{i} = get(bytes{i}, 0);")
+            buffers.append(f"        const size_t bytes{i} = {amount};")
+            buffers.append(f"        void *const out{i} = get(bytes{i}, 0);")
             writes.append(f"        fwrite(out{i}, 1, bytes{i}, stdout); free(out{i});")
         writes += [f"        free(in{i});" for i in range(len(info["inputs"]))]
-        pointers = [f"in{i}" for i in range(len(info["inputs"]))] + [f"out{i}" for i in range(len(info["outputs"]))]
+        pointers = [f"{role}{i}" for role in ("in", "out") for i in range(len(info[f"{role}puts"]))]
         return _PROGRAM.format(
             model=info["model"],
             heads=symbols + len(info["inputs"]),
@@ -124,7 +128,7 @@ class ForeignRunner:
             arguments=", ".join(["workspace", "need", *sizes, *pointers]),
         )
 
-    def _request(self, batch: Mapping[str, np.ndarray]) -> bytes:
+    def _request(self, batch: Arrays) -> bytes:
         sizes: dict[str, int] = {}
         arrays = [np.ascontiguousarray(batch[t["name"]]) for t in self._info["inputs"]]
         for tensor, array in zip(self._info["inputs"], arrays):
@@ -146,8 +150,8 @@ class ForeignRunner:
                 at += 8 * rank
             outputs = []
             for tensor, shape in zip(self._info["outputs"], shapes):
-                array = np.frombuffer(data, numpy_dtype(tensor["dtype"]), int(np.prod(shape)), at).reshape(shape)
-                outputs.append(array)
+                array = np.frombuffer(data, numpy_dtype(tensor["dtype"]), math.prod(shape), at)
+                outputs.append(array.reshape(shape))
                 at += array.nbytes
             results.append(outputs)
             seconds.append(nanoseconds / 1e9)

@@ -1,10 +1,11 @@
-"""Whether a built library is right, how large it is and how fast: what ``verify`` and ``bench`` report.
+"""Whether a built library is right, how large and how fast: what ``verify``, ``bench`` and ``size`` report.
 
 The reference is onnxruntime, where it is installed, on the model as it was before Cuvil.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import math
@@ -18,29 +19,25 @@ import numpy as np
 
 from cuvil import stages
 from cuvil.errors import CuvilError
-from cuvil.report import text
+from cuvil.report import samples, text
 from cuvil.report.foreign import ForeignRunner
+from cuvil.report.samples import Arrays, Samples
 from cuvil.session import Session
 from cuvil.target.profiles import HOST
 from cuvil.target.schema import Target
 from cuvil.toolchain import symbols
 
-Feeds = Mapping[str, np.ndarray]
-
-LABEL = "label"
-"""The array of a test file that holds the classes."""
+Outputs = list[list[np.ndarray]]
+"""The outputs of each batch."""
 
 TOLERANCE = 1e-3
 """Largest error of a float library, relative to the largest value of the output concerned, that is good."""
 
-BATCH = 32
-"""Samples of a batch where the model leaves its size open."""
-
 EMULATED_SAMPLES = 64
-"""Samples that are run under an emulator, some hundred times slower."""
+"""Samples that are run under an emulator, which is some hundred times slower."""
 
-MEASURE_S = 0.5
-"""Seconds that a measurement of latency takes, at least."""
+VERIFY_S, BENCH_S = 0.5, 2.0
+"""Seconds of work that a measurement of latency takes."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +48,9 @@ class Subject:
         out: the artefacts, built.
         target: what they were built for.
         model: the ``.onnx`` file that they were built from.
-        data: ``.npz`` with samples by input, on the first axis, and optionally their classes; random where None.
-        io_format: of the library's interface; `data` is as the model has it.
+        data: ``.npz`` with samples of each input, laid out as the model has it, and optionally their classes
+            as ``label``; random numbers where None.
+        io_format: of the library's interface.
     """
 
     out: stages.Layout
@@ -61,19 +59,34 @@ class Subject:
     data: Path | None = None
     io_format: str = "nchw"
 
+    def metadata(self) -> dict[str, Any]:
+        """What the build wrote on the library's interface."""
+        info: dict[str, Any] = json.loads(self.out.interface["json"].read_text(encoding="utf-8"))
+        return info
+
+    def samples(self, info: Mapping[str, Any]) -> tuple[Samples, list[dict[str, Any]]]:
+        """The samples, and the inputs as the model has them."""
+        inputs = [dict(t) for t in info["inputs"]]
+        for t in inputs:
+            if self.io_format == "nhwc" and len(t["shape"]) == 4:
+                n, h, w, c = t["shape"]
+                t["shape"] = [n, c, h, w]
+        return samples.read(self.data, inputs) if self.data else samples.random(inputs), inputs
+
 
 @dataclass(frozen=True)
 class Verification:
     """What `verify` found.
 
     Attributes:
+        quantization: the arithmetic, ``f32`` or ``int8``.
         library: path of the shared library; `library_bytes`: its size.
         arena_bytes: workspace of one inference with one sample; None where it depends on open sizes.
         samples: how many were run, 0 where the library cannot be run here.
         error: largest absolute difference from the reference; None where it was not compared.
         relative_error: the largest of them relative to its output's largest value.
         accuracy_f32, accuracy: share of samples whose class is right, by the reference and by the library.
-        agreement: share of samples to which both give the same class; None where the output is no classification.
+        agreement: share of samples that both give the same class; None where the output is no classification.
         predicted_ns, interval_ns: latency as the partition predicted it.
         measured_ns: median latency of one inference; None where it was not run on the target itself.
         good: False where the library is wrong.
@@ -104,24 +117,29 @@ class Verification:
 
     def text(self) -> str:
         """The report for a terminal."""
-        error = ""
+        largest = accuracy = agreement = measured = ""
         if self.error is not None and self.relative_error is not None:
-            against = f"over {self.samples} samples" + ("" if self.good else f"; more than {TOLERANCE:g} is wrong")
-            error = f"{text.error(self.error)} ({text.error(self.relative_error)} of the largest value), {against}"
-        accuracy = ""
+            verdict = "" if self.good else f"; WRONG, {text.error(TOLERANCE)} of it is allowed"
+            relative = f"{text.error(self.relative_error)} of the largest value{verdict}"
+            largest = f"{text.error(self.error)}, {relative}; {self.samples} samples"
         if self.accuracy is not None:
-            before = "" if self.accuracy_f32 is None else f", {self.accuracy_f32:.4f} by onnxruntime in f32"
-            accuracy = f"{self.accuracy:.4f}{before}"
-        agreement = "" if self.agreement is None else f"{self.agreement:.4f} same class as the reference"
+            accuracy = f"{self.accuracy:.4f}"
+            accuracy += (
+                "" if self.accuracy_f32 is None else f", {self.accuracy_f32:.4f} by onnxruntime in f32"
+            )
+        elif self.agreement is not None:
+            agreement = f"{self.agreement:.4f} of the samples in the same class"
+        if self.measured_ns is not None:
+            measured = text.duration(self.measured_ns)
         rows = [
             ("model", f"{self.model} [{self.target}], {self.quantization}"),
             ("library", f"{self.library}  {text.size(self.library_bytes)}"),
-            ("arena", "depends on open sizes" if self.arena_bytes is None else text.size(self.arena_bytes)),
-            ("largest error", error),
+            ("arena", _arena_text(self.arena_bytes)),
+            ("largest error", largest),
             ("accuracy", accuracy),
             ("agreement", agreement),
-            ("predicted latency", _predicted(self.predicted_ns, self.interval_ns)),
-            ("measured latency", "" if self.measured_ns is None else text.duration(self.measured_ns)),
+            ("predicted latency", _predicted_text(self.predicted_ns, self.interval_ns)),
+            ("measured latency", measured),
             *(("note", note) for note in self.notes),
         ]
         return text.facts(rows)
@@ -129,11 +147,12 @@ class Verification:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What `bench` found: latencies of one inference in ns.
+    """What `bench` found: latencies of one inference of one sample, in ns.
 
     Attributes:
-        median_ns, p10_ns, p90_ns: of the library.
-        reference_ns: median of onnxruntime with as many threads; `ratio`: over the library's, above 1 it is slower.
+        median_ns, p10_ns, p90_ns: of the library, over `samples` runs.
+        reference_ns: median of onnxruntime with as many threads.
+        ratio: `reference_ns` over `median_ns`, above 1 where the library is faster.
         predicted_ns, interval_ns: as the partition predicted it.
     """
 
@@ -156,15 +175,15 @@ class Benchmark:
 
     def text(self) -> str:
         """The report for a terminal."""
-        spread = f"{text.duration(self.p10_ns)} to {text.duration(self.p90_ns)} for 10 to 90 %"
+        low, median, high = map(text.duration, (self.p10_ns, self.median_ns, self.p90_ns))
         rival = ""
         if self.reference_ns is not None and self.ratio is not None:
             rival = f"{text.duration(self.reference_ns)}, {text.digits(self.ratio)} times the library's"
         rows = [
             ("model", f"{self.model} [{self.target}], {self.threads} thread{'s' * (self.threads != 1)}"),
-            ("latency", f"{text.duration(self.median_ns)}, {spread}, {self.samples} runs"),
+            ("latency", f"{median} (median), {low} to {high} (10 to 90 %), {self.samples} runs"),
             ("onnxruntime", rival),
-            ("predicted latency", _predicted(self.predicted_ns, self.interval_ns)),
+            ("predicted latency", _predicted_text(self.predicted_ns, self.interval_ns)),
             *(("note", note) for note in self.notes),
         ]
         return text.facts(rows)
@@ -172,7 +191,15 @@ class Benchmark:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a library takes, in bytes: code, constants (weights among them), variables, and the workspace."""
+    """What a library takes, in bytes.
+
+    Attributes:
+        library: path of the shared library; `library_bytes`: its size as a file.
+        code_bytes, constant_bytes, variable_bytes: in memory; weights are constants, the arena of ``infer``
+            is a variable.
+        weights_bytes: the weights alone.
+        arena_bytes: workspace of one inference; None where it depends on open sizes.
+    """
 
     model: str
     target: str
@@ -190,13 +217,14 @@ class Sizes:
 
     def text(self) -> str:
         """The report for a terminal."""
+        weights = text.size(self.weights_bytes)
         rows = [
             ("model", f"{self.model} [{self.target}]"),
             ("library", f"{self.library}  {text.size(self.library_bytes)}"),
             ("code", text.size(self.code_bytes)),
-            ("constants", f"{text.size(self.constant_bytes)}, of which weights {text.size(self.weights_bytes)}"),
+            ("constants", f"{text.size(self.constant_bytes)}, {weights} of them weights"),
             ("variables", f"{text.size(self.variable_bytes)}, the arena of infer() among them"),
-            ("arena", "depends on open sizes" if self.arena_bytes is None else text.size(self.arena_bytes)),
+            ("arena", _arena_text(self.arena_bytes)),
         ]
         return text.facts(rows)
 
@@ -204,64 +232,63 @@ class Sizes:
 def verify(subject: Subject, progress: stages.Progress | None = None) -> Verification:
     """Run the library on the data and compare it with onnxruntime.
 
-    A library for another machine is run under qemu-user; what cannot be done is said in the notes.
+    A library for another machine is run in a program of its own, under qemu-user where the CPU is another;
+    what cannot be done is said in the notes.
 
     Raises:
         CuvilError: the data do not fit the model, or the library failed.
     """
     say = progress or (lambda line: None)
-    out, notes = subject.out, []
-    info = json.loads(out.interface["json"].read_text(encoding="utf-8"))
-    runner, why_not = _runner(subject, say)
-    limit = EMULATED_SAMPLES if isinstance(runner, ForeignRunner) and runner.emulated else None
-    feeds, labels, random = _samples(subject, info)
-    batches = _batches(feeds, info, limit)
-    notes += ["no data are given, the inputs are random"] if random else []
-    ours: list[list[np.ndarray]] = []
+    out, info = subject.out, subject.metadata()
+    data, inputs = subject.samples(info)
+    notes = ["no data are given, the inputs are random"] if data.random else []
+    ours: Outputs = []
+    theirs: Outputs = []
     measured: float | None = None
-    if runner is None:
-        notes.append(f"not run: {why_not}")
-    else:
+    feeds: list[Arrays] = []
+    try:
+        runner = _runner(subject, say)
+        emulated = isinstance(runner, ForeignRunner) and runner.emulated
+        feeds = samples.batches(data, inputs, EMULATED_SAMPLES if emulated else None)
         say("running the library")
-        try:
-            ours, measured = _run(runner, batches, subject)
-        except CuvilError as error:
-            if not isinstance(runner, ForeignRunner):
-                raise
-            notes.append(f"not run: {error}")
-        if isinstance(runner, ForeignRunner) and runner.emulated and ours:
+        ours, measured = _run(runner, feeds, subject)
+        if emulated:
             notes.append("run under qemu: the latency cannot be measured here")
-    theirs: list[list[np.ndarray]] = []
-    if ours and not _has_onnxruntime():
-        notes.append("not compared: onnxruntime is not installed (pip install onnxruntime)")
+    except CuvilError as why:
+        if subject.target.name == HOST:
+            raise
+        notes.append(f"not run: {why}")
+    if ours and importlib.util.find_spec("onnxruntime") is None:
+        notes.append("not compared: onnxruntime is not installed")
     elif ours:
         say("running onnxruntime")
-        reference = _onnxruntime(subject.model, 1)
-        theirs = [reference.run(None, dict(batch)) for batch in batches]
-    error, relative = _errors(ours, theirs) if theirs else (None, None)
-    modes = sorted({subject.target.mode(d.name) for d in subject.target.devices if d.kind == "cpu"})
-    exact = modes == ["none"]
-    good = error is None or (math.isfinite(error) and (not exact or (relative or 0.0) <= TOLERANCE))
-    ours_class, theirs_class = _classes(ours), _classes(theirs)
-    comparable = ours_class is not None and theirs_class is not None
+        try:
+            reference = _onnxruntime(subject.model, 1)
+            theirs = [reference.run(None, feed) for feed in feeds]
+        except Exception as why:  # onnxruntime has a class for each of its status codes
+            notes.append(f"not compared, onnxruntime fails: {' '.join(str(why).split())[:200]}")
+    largest, relative = errors(ours, theirs) if theirs else (None, None)
+    modes = {subject.target.mode(d.name) for d in subject.target.devices if d.kind == "cpu"}
+    ours_class, theirs_class = classes(ours), classes(theirs)
     predicted, interval = _prediction(out)
+    agree = None if ours_class is None or theirs_class is None else ours_class == theirs_class
     return Verification(
         model=out.model,
         target=subject.target.name,
-        quantization="/".join("f32" if mode == "none" else mode for mode in modes),
+        quantization=" and ".join(sorted("f32" if mode == "none" else mode for mode in modes)),
         library=str(out.libraries[1]),
         library_bytes=out.libraries[1].stat().st_size,
-        arena_bytes=_arena(info, runner, batches),
-        samples=sum(len(outputs[0]) if outputs and outputs[0].ndim else 1 for outputs in ours),
-        error=error,
+        arena_bytes=_arena_bytes(subject, info, feeds),
+        samples=sum(len(batch[0]) if batch[0].ndim else 1 for batch in ours),
+        error=largest,
         relative_error=relative,
-        accuracy_f32=_accuracy(theirs_class, labels),
-        accuracy=_accuracy(ours_class, labels),
-        agreement=float(np.mean(ours_class == theirs_class)) if comparable and labels is None else None,
+        accuracy_f32=_accuracy(theirs_class, data.labels),
+        accuracy=_accuracy(ours_class, data.labels),
+        agreement=None if agree is None else float(np.mean(agree)),
         predicted_ns=predicted,
         interval_ns=interval,
-        measured_ns=None if measured is None else measured * 1e9,
-        good=good,
+        measured_ns=measured,
+        good=relative is None or (math.isfinite(relative) and (modes != {"none"} or relative <= TOLERANCE)),
         notes=tuple(notes),
     )
 
@@ -273,32 +300,30 @@ def bench(subject: Subject, progress: stages.Progress | None = None) -> Benchmar
         CuvilError: the library was not built for this machine.
     """
     say = progress or (lambda line: None)
-    out = subject.out
-    info = json.loads(out.interface["json"].read_text(encoding="utf-8"))
-    runner, why_not = _runner(subject, say)
+    runner = _runner(subject, say) if subject.target.name == HOST else None
     if not isinstance(runner, Session):
-        raise CuvilError(f"cannot be measured here: {why_not or 'it is built for another machine'}", subject.target.name)
-    feeds, _, _ = _samples(subject, info)
-    feed = _batches(feeds, info, 1, largest=1)[0]
+        raise CuvilError("is another machine, the latency can be measured there only", subject.target.name)
+    data, inputs = subject.samples(subject.metadata())
+    feed = samples.batches(data, inputs, largest=1)[0]
     ours = _to_interface(feed, subject.io_format)
     threads = max((d.threads for d in subject.target.devices if d.kind == "cpu"), default=1)
     candidates: dict[str, Callable[[], float]] = {"library": lambda: runner.benchmark(ours, 1)[0]}
     notes = []
-    if _has_onnxruntime():
-        reference = _onnxruntime(subject.model, threads)
-        candidates["onnxruntime"] = lambda: _timed(lambda: reference.run(None, dict(feed)))
+    if importlib.util.find_spec("onnxruntime") is None:
+        notes.append("onnxruntime is not installed, so there is nothing to compare with")
     else:
-        notes.append("onnxruntime is not installed, so it is not measured beside")
+        reference = _onnxruntime(subject.model, threads)
+        candidates["onnxruntime"] = lambda: _timed(lambda: reference.run(None, feed))
     say("measuring")
-    seconds = measure(candidates, 4 * MEASURE_S)
-    low, median, high = (float(q) * 1e9 for q in np.quantile(seconds["library"], [0.1, 0.5, 0.9]))
-    rival = float(np.median(seconds["onnxruntime"])) * 1e9 if "onnxruntime" in seconds else None
-    predicted, interval = _prediction(out)
+    taken = measure(candidates, BENCH_S)
+    low, median, high = (float(q) * 1e9 for q in np.quantile(taken["library"], [0.1, 0.5, 0.9]))
+    rival = float(np.median(taken["onnxruntime"])) * 1e9 if "onnxruntime" in taken else None
+    predicted, interval = _prediction(subject.out)
     return Benchmark(
-        model=out.model,
+        model=subject.out.model,
         target=subject.target.name,
         threads=threads,
-        samples=len(seconds["library"]),
+        samples=len(taken["library"]),
         median_ns=median,
         p10_ns=low,
         p90_ns=high,
@@ -319,7 +344,6 @@ def sizes(subject: Subject) -> Sizes:
     out = subject.out
     library = out.libraries[1]
     taken = symbols.sizes(library)
-    info = json.loads(out.interface["json"].read_text(encoding="utf-8"))
     return Sizes(
         model=out.model,
         target=subject.target.name,
@@ -329,16 +353,17 @@ def sizes(subject: Subject) -> Sizes:
         constant_bytes=taken.rodata,
         variable_bytes=taken.data + taken.bss,
         weights_bytes=sum(out.generated(d)["bin"].stat().st_size for d in out.devices),
-        arena_bytes=info["workspace_bytes"],
+        arena_bytes=subject.metadata()["workspace_bytes"],
     )
 
 
 def measure(
     candidates: Mapping[str, Callable[[], float]], seconds: float, pause: float = 0.05
 ) -> dict[str, list[float]]:
-    """Seconds of single calls of each candidate, in blocks that take turns, for `seconds` of work in all.
+    """Seconds of single calls of each candidate, in blocks that take turns, for about `seconds` in all.
 
-    Each block begins with a `pause`, in which the other's threads come to rest, and two calls that do not count.
+    Each block begins with a `pause`, in which another's threads come to rest, and two calls that do not
+    count.
     """
     taken: dict[str, list[float]] = {name: [] for name in candidates}
     end = time.perf_counter() + seconds
@@ -355,139 +380,11 @@ def measure(
             return taken
 
 
-# --- the two sides ---
+def errors(ours: Outputs, theirs: Outputs) -> tuple[float, float]:
+    """Largest absolute difference, and the largest relative to its output's largest value, over all batches.
 
-
-def _runner(subject: Subject, say: stages.Progress) -> tuple[Session | ForeignRunner | None, str]:
-    """What runs the library here, or None and why there is nothing."""
-    if subject.target.name == HOST:
-        return Session(subject.out.libraries[1], subject.out.interface["json"]), ""
-    try:
-        return ForeignRunner(subject.out, subject.target, say), ""
-    except CuvilError as error:
-        return None, str(error)
-
-
-def _run(
-    runner: Session | ForeignRunner, batches: Sequence[Feeds], subject: Subject
-) -> tuple[list[list[np.ndarray]], float | None]:
-    """The outputs of each batch, as the model has them, and the median seconds of one inference on the target."""
-    inputs = [_to_interface(batch, subject.io_format) for batch in batches]
-    seconds: list[float] | None
-    if isinstance(runner, ForeignRunner):
-        outputs, seconds = runner.run(inputs)
-        seconds = None if runner.emulated or next(iter(inputs[0].values())).shape[:1] != (1,) else seconds
-    else:
-        outputs = [runner.run(None, feed) for feed in inputs]
-        one = {name: array[:1] if _open(runner, name) else array for name, array in inputs[0].items()}
-        seconds = measure({"": lambda: runner.benchmark(one, 1)[0]}, MEASURE_S)[""]
-    if subject.io_format == "nhwc":
-        outputs = [[np.moveaxis(a, 3, 1) if a.ndim == 4 else a for a in batch] for batch in outputs]
-    return outputs, None if seconds is None else float(np.median(seconds))
-
-
-def _open(session: Session, name: str) -> bool:
-    """Whether the size of an input's first axis is open."""
-    shape = next(i.shape for i in session.get_inputs() if i.name == name)
-    return bool(shape) and isinstance(shape[0], str)
-
-
-def _to_interface(feeds: Feeds, io_format: str) -> dict[str, np.ndarray]:
-    """Arrays as the model has them, laid out for the library's interface."""
-    last = io_format == "nhwc"
-    return {n: np.ascontiguousarray(np.moveaxis(a, 1, 3)) if last and a.ndim == 4 else a for n, a in feeds.items()}
-
-
-def _has_onnxruntime() -> bool:
-    return importlib.util.find_spec("onnxruntime") is not None
-
-
-def _onnxruntime(model: Path, threads: int) -> Any:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    options.log_severity_level = 3
-    return onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
-
-
-def _timed(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
-
-
-# --- data ---
-
-
-def _samples(subject: Subject, info: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], np.ndarray | None, bool]:
-    """Arrays by input as the model has them, the classes if there are any, and whether they are random."""
-    if subject.data is None:
-        shapes = {t["name"]: _reference_shape(t["shape"], subject.io_format) for t in info["inputs"]}
-        generator = np.random.default_rng(0)
-        return {t["name"]: _random(t["dtype"], shapes[t["name"]], generator) for t in info["inputs"]}, None, True
-    try:
-        with np.load(subject.data, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, KeyError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise CuvilError(f"cannot be read as .npz: {reason}", str(subject.data)) from error
-    missing = [t["name"] for t in info["inputs"] if t["name"] not in arrays]
-    if missing:
-        raise CuvilError(f"has no array '{missing[0]}', only {', '.join(arrays) or 'nothing'}", str(subject.data))
-    feeds = {t["name"]: arrays[t["name"]] for t in info["inputs"]}
-    counts = {name: len(a) if a.ndim else 0 for name, a in feeds.items()}
-    if len(set(counts.values())) > 1 or 0 in counts.values():
-        listed = ", ".join(f"'{name}' has {count}" for name, count in counts.items())
-        raise CuvilError(f"the numbers of samples must agree and be more than 0: {listed}", str(subject.data))
-    return feeds, arrays.get(LABEL), False
-
-
-def _reference_shape(shape: Sequence[int | str], io_format: str) -> tuple[int, ...]:
-    sizes = [d if isinstance(d, int) else 1 for d in shape]
-    if io_format == "nhwc" and len(sizes) == 4:
-        sizes = [sizes[0], sizes[3], sizes[1], sizes[2]]
-    return tuple(sizes)
-
-
-def _random(dtype: str, shape: tuple[int, ...], generator: np.random.Generator) -> np.ndarray:
-    """Normal floats; zeros for other types, which may be indices."""
-    if dtype.startswith("float"):
-        return generator.standard_normal(shape).astype(dtype)
-    return np.zeros(shape, dtype)
-
-
-def _batches(
-    feeds: Feeds, info: Mapping[str, Any], limit: int | None, largest: int = BATCH
-) -> list[dict[str, np.ndarray]]:
-    """The samples in batches of the model's size, or of `largest` where that is open; at most `limit` samples.
-
-    An array with one axis more than its input has whole inputs on the first.
-    """
-    count = min(len(array) for array in feeds.values()) if feeds else 1
-    whole = {t["name"]: feeds[t["name"]].ndim == len(t["shape"]) + 1 for t in info["inputs"]}
-    fixed = {t["shape"][0] for t in info["inputs"] if not whole[t["name"]] and t["shape"]}
-    numbers = sorted(n for n in fixed if isinstance(n, int))
-    size = 1 if any(whole.values()) else numbers[0] if numbers else largest
-    count = max(min(count, limit or count), size)
-    batches = []
-    for start in range(0, count - size + 1, size):
-        batches.append(
-            {name: a[start] if whole[name] else a[start : start + size] for name, a in feeds.items()}
-        )
-    rest = count % size
-    if rest and not numbers and not any(whole.values()):
-        batches.append({name: a[count - rest : count] for name, a in feeds.items()})
-    return batches
-
-
-# --- figures ---
-
-
-def _errors(ours: Sequence[Sequence[np.ndarray]], theirs: Sequence[Sequence[np.ndarray]]) -> tuple[float, float]:
-    """Largest absolute difference, and relative to the largest value of the output over all batches.
-
-    Equal values, infinite or NaN on both sides, differ by 0; a NaN on one side gives infinity.
+    Equal values, infinite or NaN on both sides, differ by 0; a NaN on one side gives infinity, and so do
+    different shapes.
     """
     absolute = relative = 0.0
     for outputs, references in zip(zip(*ours), zip(*theirs)):
@@ -501,34 +398,89 @@ def _errors(ours: Sequence[Sequence[np.ndarray]], theirs: Sequence[Sequence[np.n
             largest = max(largest, float(difference.max(initial=0.0)))
             scale = max(scale, float(np.abs(y[np.isfinite(y)]).max(initial=0.0)))
         absolute = max(absolute, largest)
-        relative = max(relative, largest / scale if scale else (math.inf if largest else 0.0))
+        if largest:
+            relative = max(relative, largest / scale if scale else math.inf)
     return absolute, relative
 
 
-def _classes(batches: Sequence[Sequence[np.ndarray]]) -> np.ndarray | None:
-    """The class of every sample, by the first output, if that is [samples, classes]."""
-    if not batches or any(b[0].ndim != 2 or b[0].shape[1] < 2 for b in batches):
+def classes(outputs: Outputs) -> np.ndarray | None:
+    """The class of every sample by the first output, if that is [samples, classes]."""
+    if not outputs or any(batch[0].ndim != 2 or batch[0].shape[1] < 2 for batch in outputs):
         return None
-    return np.concatenate([b[0].argmax(axis=1) for b in batches])
+    return np.concatenate([batch[0].argmax(axis=1) for batch in outputs])
 
 
-def _accuracy(classes: np.ndarray | None, labels: np.ndarray | None) -> float | None:
-    if classes is None or labels is None or labels.ndim != 1 or len(labels) < len(classes):
+# --- the two sides ---
+
+
+def _runner(subject: Subject, say: stages.Progress) -> Session | ForeignRunner:
+    """What runs the library here; a library for another machine might kill this process."""
+    if subject.target.name == HOST:
+        return Session(subject.out.libraries[1], subject.out.interface["json"])
+    return ForeignRunner(subject.out, subject.target, say)
+
+
+def _run(
+    runner: Session | ForeignRunner, feeds: Sequence[Arrays], subject: Subject
+) -> tuple[Outputs, float | None]:
+    """The outputs, laid out as the model has them, and the median ns of one inference of one sample."""
+    inputs = [_to_interface(feed, subject.io_format) for feed in feeds]
+    taken: list[float] = []
+    if isinstance(runner, ForeignRunner):
+        outputs, seconds = runner.run(inputs)
+        taken = [] if runner.emulated else seconds
+    else:
+        outputs = [runner.run(None, feed) for feed in inputs]
+        opened = {i.name for i in runner.get_inputs() if i.shape and isinstance(i.shape[0], str)}
+        one = {name: array[:1] if name in opened else array for name, array in inputs[0].items()}
+        taken = measure({"": lambda: runner.benchmark(one, 1)[0]}, VERIFY_S)[""]
+    if subject.io_format == "nhwc":
+        outputs = [[np.moveaxis(a, 3, 1) if a.ndim == 4 else a for a in batch] for batch in outputs]
+    return outputs, float(np.median(taken)) * 1e9 if taken else None
+
+
+def _to_interface(feed: Arrays, io_format: str) -> Arrays:
+    """Arrays as the model has them, laid out for the library's interface."""
+    if io_format != "nhwc":
+        return feed
+    return {n: np.ascontiguousarray(np.moveaxis(a, 1, 3)) if a.ndim == 4 else a for n, a in feed.items()}
+
+
+def _onnxruntime(model: Path, threads: int) -> Any:
+    ort: Any = importlib.import_module("onnxruntime")
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.log_severity_level = 3
+    return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+
+
+def _timed(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+# --- figures ---
+
+
+def _accuracy(found: np.ndarray | None, labels: np.ndarray | None) -> float | None:
+    if found is None or labels is None or labels.ndim != 1 or len(labels) < len(found):
         return None
-    return float(np.mean(classes == labels[: len(classes)]))
+    return float(np.mean(found == labels[: len(found)]))
 
 
-def _arena(info: Mapping[str, Any], runner: object, batches: Sequence[Feeds]) -> int | None:
-    """Bytes of workspace for one sample."""
-    if info["workspace_bytes"] is not None or not isinstance(runner, Session):
+def _arena_bytes(subject: Subject, info: Mapping[str, Any], feeds: Sequence[Arrays]) -> int | None:
+    """Bytes of workspace for one sample, where they are fixed or the library can be asked."""
+    if info["workspace_bytes"] is not None or subject.target.name != HOST:
         known: int | None = info["workspace_bytes"]
         return known
+    feed = _to_interface(feeds[0], subject.io_format)
     found: dict[str, int] = {}
     for t in info["inputs"]:
-        for axis, (name, size) in enumerate(zip(t["shape"], batches[0][t["name"]].shape)):
+        for axis, (name, size) in enumerate(zip(t["shape"], feed[t["name"]].shape)):
             if isinstance(name, str):
                 found.setdefault(name, 1 if axis == 0 else size)
-    return runner.workspace_bytes(**found)
+    return Session(subject.out.libraries[1], subject.out.interface["json"]).workspace_bytes(**found)
 
 
 def _prediction(out: stages.Layout) -> tuple[float | None, tuple[float, float] | None]:
@@ -538,8 +490,12 @@ def _prediction(out: stages.Layout) -> tuple[float | None, tuple[float, float] |
     return predicted.get("latency_ns"), (interval[0], interval[1]) if interval else None
 
 
-def _predicted(latency: float | None, interval: tuple[float, float] | None) -> str:
+def _arena_text(arena: int | None) -> str:
+    return "depends on open sizes" if arena is None else text.size(arena)
+
+
+def _predicted_text(latency: float | None, interval: tuple[float, float] | None) -> str:
     if latency is None:
         return ""
-    low_high = f" ({text.duration(interval[0])} to {text.duration(interval[1])})" if interval else ""
-    return f"{text.duration(latency)}{low_high}"
+    between = f", {text.duration(interval[0])} to {text.duration(interval[1])}" if interval else ""
+    return f"{text.duration(latency)}{between}"

@@ -77,7 +77,9 @@ def fold_batch_normalization(graph: Graph, conv: Node) -> bool:
     weights = graph.constants[conv.inputs[1]]
     axis = 0 if conv.op == "Conv" else 1
     shape = [-1 if k == axis else 1 for k in range(weights.ndim)]
-    bias = graph.constants[conv.inputs[2]].astype(np.float64) if len(conv.inputs) > 2 and conv.inputs[2] else 0.0
+    bias = (
+        graph.constants[conv.inputs[2]].astype(np.float64) if len(conv.inputs) > 2 and conv.inputs[2] else 0.0
+    )
     new_weights = (weights.astype(np.float64) * factor.reshape(shape)).astype(weights.dtype)
     new_bias = ((bias - mean) * factor + shift).astype(weights.dtype)
     conv.inputs[1:] = [

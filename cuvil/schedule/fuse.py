@@ -152,7 +152,9 @@ class Inliner:
             if contractions and not (d.body.op == "load" and self._stays_affine(value, d)):
                 return False
             joins = len(loads) > 1 and any(e.op == "select" for e in E.walk(d.body))
-            return not joins or (len(roots) == 1 and not contractions and len(loads) <= 2 and self._is_once(value))
+            return not joins or (
+                len(roots) == 1 and not contractions and len(loads) <= 2 and self._is_once(value)
+            )
         if contractions or any(r not in self.inlined and _hosts(r) for r in self.readers[value]):
             return False
         if len(roots) == 1:
@@ -208,7 +210,9 @@ class Inliner:
             value.definition = Reduce(d.axes, d.reduced, d.op, E.transform(d.body, inline, memo))
         elif isinstance(d, Scatter):
             indices = tuple(E.transform(i, inline, memo) for i in d.indices)
-            value.definition = Scatter(d.base, d.domain, indices, E.transform(d.update, inline, memo), d.combine)
+            value.definition = Scatter(
+                d.base, d.domain, indices, E.transform(d.update, inline, memo), d.combine
+            )
 
 
 def fuse(program: Program) -> None:

@@ -11,7 +11,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cuvil.ir.primitives import (
-    Constant, Input, Map, Opaque, Program, Reduce, Value, definition_loads, elements, operands, static,
+    Constant,
+    Input,
+    Map,
+    Opaque,
+    Program,
+    Reduce,
+    Value,
+    definition_loads,
+    elements,
+    operands,
+    static,
 )  # fmt: skip
 from cuvil.schedule.fuse import is_contraction
 

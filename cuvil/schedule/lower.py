@@ -68,9 +68,9 @@ def lower_nodes(graph: Graph, builder: Builder, env: dict[str, Value | None]) ->
 def own_output(builder: Builder, program: Program, value: Value, name: str) -> Value:
     """A value that may be written to an output's buffer: a copy of inputs, constants and of what is
     another output already."""
-    if value.definition is not None and not value.is_constant and value.scan is None:
-        if value not in program.inputs and value not in program.outputs:
-            value.name = name
-            return value
+    computed = value.definition is not None and not value.is_constant and value.scan is None
+    if computed and value not in program.inputs and value not in program.outputs:
+        value.name = name
+        return value
     builder.origin = (name,)
     return builder.map(value.shape, lambda *i: E.load(value, i), name)

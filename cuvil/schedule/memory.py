@@ -73,10 +73,10 @@ def plan(requests: Sequence[Request]) -> Arena:
     for i, r in enumerate(requests):
         if i in offsets:
             continue
-        for s, (tenants, size) in enumerate(slots):
+        for s, (tenants, widest) in enumerate(slots):
             if all(t.last < r.first or t.first > r.last for t in tenants):
                 tenants.append(r)
-                slots[s] = (tenants, E.maximum(size, r.size))
+                slots[s] = (tenants, E.maximum(widest, r.size))
                 members[i] = s
                 break
         else:
@@ -84,9 +84,9 @@ def plan(requests: Sequence[Request]) -> Arena:
             members[i] = len(slots) - 1
     starts = []
     unit = limits.WORKSPACE_ALIGNMENT
-    for _, size in slots:
+    for _, extent in slots:
         starts.append(total)
-        total = total + E.floordiv(size + (unit - 1), unit) * unit
+        total = total + E.floordiv(extent + (unit - 1), unit) * unit
     for i, s in members.items():
         offsets[i] = starts[s]
     bound = 0

@@ -16,8 +16,8 @@ from cuvil.ir.expr import Expr
 from cuvil.ir.loops import Accumulate, Declare, For, If, Kernel, Stmt, Store, walk
 from cuvil.ir.primitives import Map, Opaque, Reduce, Scatter, Value, elements, operands, static
 from cuvil.schedule.group import Group
-from cuvil.schedule.unswitch import unswitch
 from cuvil.schedule.storage import Storage, coefficient, row_major, split
+from cuvil.schedule.unswitch import unswitch
 
 LANES = 32
 """Accumulators of a reduction that is vectorised along the result."""
@@ -69,12 +69,13 @@ def build(
     makes of single members of a recurrence)."""
     nest = Nest(storage, internal, {})
     anchor = group.anchor
+    parallel: tuple[Expr, ...] = ()
     if isinstance(anchor.definition, Scatter):
-        parallel, body = (), _scatter(nest, anchor, anchor.definition)
+        body = _scatter(nest, anchor, anchor.definition)
     elif isinstance(anchor.definition, Opaque):
-        parallel, body = (), list(anchor.definition.body)
+        body = list(anchor.definition.body)
     elif group.serial:
-        parallel, body = (), _recurrence(nest, group, member)
+        body = _recurrence(nest, group, member)
     elif group.is_pointwise:
         parallel, body = _pointwise(nest, group)
     else:
@@ -84,7 +85,12 @@ def build(
 
 
 def finish(
-    name: str, parallel: Sequence[Expr], body: tuple[Stmt, ...], group: Group, writes: tuple[Value, ...], tag: str = ""
+    name: str,
+    parallel: Sequence[Expr],
+    body: tuple[Stmt, ...],
+    group: Group,
+    writes: tuple[Value, ...],
+    tag: str = "",
 ) -> Kernel:
     """A kernel of the given statements, with what it reads, sorted into a kind of work."""
     inside = set(group.members)
@@ -106,7 +112,9 @@ def finish(
         elif isinstance(kinds[-1], (Scatter, Opaque)):
             tag = "opaque"
     seen = [v for v in reads if v not in inside or v not in writes]
-    return Kernel(name, tuple(parallel), unswitch(body), tuple(seen), writes, origin, tag, tuple(group.members))
+    return Kernel(
+        name, tuple(parallel), unswitch(body), tuple(seen), writes, origin, tag, tuple(group.members)
+    )
 
 
 # --- element-wise groups, and reductions with an epilogue ----------------------------------------
@@ -213,12 +221,13 @@ def _coalesce(
         d = v.definition
         assert isinstance(d, Map)
         body = E.substitute(d.body, dict(zip(d.axes, indices)))
-        if any(e.op not in ("load", "const") and e.dtype == E.INDEX for e in E.walk(body) if e.op == "select"):
+        if any(
+            e.op not in ("load", "const") and e.dtype == E.INDEX for e in E.walk(body) if e.op == "select"
+        ):
             return variables, indices, inside
         stray = {e for e in _free_indices(body)}
         for e in E.loads(body):
-            root, offset = nest.storage.address(e.attr, e.args)
-            addresses.append(offset)
+            addresses.append(nest.storage.address(e.attr, e.args)[1])
         addresses.extend(stray)
         if v not in nest.internal:
             addresses.append(nest.storage.address(v, indices)[1])
@@ -238,7 +247,7 @@ def _coalesce(
 
 def _free_indices(body: Expr) -> list[Expr]:
     """Index expressions that are used as data or in conditions, not as addresses."""
-    found = []
+    found: list[Expr] = []
     for e in E.walk(body):
         if e.op in ("cast", "lt", "le", "eq", "select") and e.op != "load":
             found.extend(a for a in e.args if a.dtype == E.INDEX)
@@ -298,7 +307,11 @@ def _with_lanes(
     for v in members:
         d = v.definition
         needs_row = isinstance(d, Reduce) or v in nest.internal
-        row = Value(v.name, d.body.dtype if isinstance(d, Reduce) else v.dtype, (E.const(width),)) if needs_row else None
+        row = (
+            Value(v.name, d.body.dtype if isinstance(d, Reduce) else v.dtype, (E.const(width),))
+            if needs_row
+            else None
+        )
         if row is not None:
             body.append(Declare(row))
         if isinstance(d, Reduce):
@@ -321,7 +334,9 @@ def _with_lanes(
         if row is not None:
             nest.locals[v] = (row, -1)
             if isinstance(d, Reduce) and v not in nest.internal:
-                body.append(lanes(lambda j, at, row=row, v=v: [Store(v, tuple(at), _cast(E.load(row, (j,)), v))]))
+                body.append(
+                    lanes(lambda j, at, row=row, v=v: [Store(v, tuple(at), _cast(E.load(row, (j,)), v))])
+                )
     return body if strips.is_const else [For(strips, strips.args[0], tuple(body))]
 
 
@@ -475,7 +490,11 @@ def _slice(nest: Nest, v: Value, outer: Sequence[Expr], local: Value | None) -> 
 
     def put(value: Expr, at: Sequence[Expr]) -> Stmt:
         if local is not None:
-            return Store(local, tuple(i for i in at[len(outer) :] if i.op != "const" or local.rank == len(inner)), value)
+            return Store(
+                local,
+                tuple(i for i in at[len(outer) :] if i.op != "const" or local.rank == len(inner)),
+                value,
+            )
         return Store(v, tuple(at), value)
 
     body: list[Stmt]
@@ -555,7 +574,9 @@ def _scatter(nest: Nest, v: Value, d: Scatter) -> list[Stmt]:
     return body + update
 
 
-def border(host: Value, source: Value, low: Sequence[Expr], fill: Expr, storage: Storage, name: str) -> Kernel:
+def border(
+    host: Value, source: Value, low: Sequence[Expr], fill: Expr, storage: Storage, name: str
+) -> Kernel:
     """The kernel that fills the border of a padded value whose inside is written elsewhere."""
     body: list[Stmt] = []
     group = Group([host], host.rank)
@@ -594,4 +615,3 @@ def copy_part(host: Value, part: Value, axis: int, start: Expr, storage: Storage
     at = tuple(i + start if k == axis else i for k, i in enumerate(indices))
     parallel, body = _wrap(variables, [Store(host, at, E.load(part, indices))], "simd")
     return Kernel(name, parallel, tuple(body), (part,), (host,), host.origin, "copy", (host,))
-

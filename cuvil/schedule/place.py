@@ -116,10 +116,10 @@ class Placer:
                 if len(left) < len(parts):
                     self.joins[value] = left
                 continue
-            source = as_reshape(value)
-            if source is not None and self._can_live_in(source, value):
-                axes = self._axes(source)
-                self._place(source, value, list(unflatten(flatten(axes, source.shape), value.shape)))
+            same = as_reshape(value)
+            if same is not None and self._can_live_in(same, value):
+                axes = self._axes(same)
+                self._place(same, value, list(unflatten(flatten(axes, same.shape), value.shape)))
                 self.views.add(value)
 
     def _axes(self, value: Value) -> list[Expr]:

@@ -230,9 +230,7 @@ def in_place(kernel: Kernel, storage: Storage) -> list[tuple[Value, Value]]:
     and every access of the operand is at the address stored to, in the last statement that uses it."""
     stores = [s for s in walk(kernel.body) if isinstance(s, Store)]
     if any(isinstance(s, (Accumulate, Micro)) for s in walk(kernel.body)):
-        micro_reads = {
-            storage.root(v) for s in walk(kernel.body) if isinstance(s, Micro) for v, _ in s.reads
-        }
+        micro_reads = {storage.root(v) for s in walk(kernel.body) if isinstance(s, Micro) for v, _ in s.reads}
     else:
         micro_reads = set()
     local = {s.target for s in walk(kernel.body) if isinstance(s, Declare)}

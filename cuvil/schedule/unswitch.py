@@ -65,4 +65,3 @@ def _choose(s: Stmt, condition: Expr, outcome: bool) -> Stmt:
     if isinstance(s, Store):
         return Store(s.target, s.indices, value)
     return Accumulate(s.target, s.indices, s.op, value)
-

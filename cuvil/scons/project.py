@@ -142,4 +142,3 @@ def configured(target: Target, quantization: str, threads: int | None) -> Target
             raise CuvilError(f"device '{device.name}' has {device.cores} cores", f"threads={threads}")
     devices = tuple(replace(d, threads=threads) if d.kind == "cpu" else d for d in target.devices)
     return replace(target, devices=devices)
-

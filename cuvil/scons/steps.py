@@ -123,4 +123,3 @@ def steps(out: Layout, target: Target, model: Model) -> list[Step]:
     objects = [o for d in out.devices for o in out.objects(d)]
     add("cc", [out.interface["c"], out.interface["h"], *objects], [out.interface_object, *out.libraries])
     return result
-

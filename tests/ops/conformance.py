@@ -3,7 +3,8 @@
 ``python tests/ops/conformance.py --update`` writes what is the case now to ``expectations.json``;
 with names of cases (or beginnings of names) instead it prints how these fare.
 
-A case passes where all outputs agree with the suite's within the suite's tolerances.  Inputs that a
+A case passes where all outputs agree with the suite's within the suite's tolerances, or for floats
+within `ULPS` units in the last place of the output's largest element (what is near 0 by cancellation).  Inputs that a
 lowering must know at compile time (axes, shapes) are inputs of the graph in these cases; such a case
 does not pass, but is tried once more with them as constants, which is recorded apart.
 """
@@ -17,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import onnx
@@ -27,19 +29,29 @@ HERE = Path(__file__).resolve().parent
 if __name__ == "__main__":
     sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
-import native
+import native  # noqa: E402
 
-from cuvil.errors import CuvilError, UnsupportedError
+from cuvil.errors import CuvilError, UnsupportedError  # noqa: E402
 
 EXPECTATIONS = HERE / "expectations.json"
 
 PASS = "pass"
+
+ULPS = 4
+"""Error that rounding at each step may add up to."""
+BY_DESIGN = {
+    "test_resize_downsample_scales_linear_align_corners": "takes the output's real size, as onnxruntime does",
+    "test_resize_downsample_scales_cubic_align_corners": "takes the output's real size, as onnxruntime does",
+}
+"""Cases where another answer than the suite's is wanted."""
+
 RUN_TIME = "needs a run-time value at compile time"
 
-CONSTANTS = frozenset(
-    "axes shape repeats starts ends steps k K pads split depth sizes scales roi axis output_shape "
-    "start limit delta diagonal block_shape size M tensor seq_len".split()
-)
+CONSTANTS = frozenset((
+    "axes", "axis", "block_shape", "delta", "depth", "dft_length", "diagonal", "ends", "frame_length",
+    "frame_step", "image_shape", "K", "k", "limit", "output_shape", "pads", "ratio", "repeats", "roi", "scales",
+    "shape", "size", "sizes", "split", "start", "starts", "steps", "training_mode",
+))  # fmt: skip
 """Formal names of inputs that lowerings need at compile time."""
 
 
@@ -86,6 +98,8 @@ def _judge(models: Mapping[str, tuple[onnx.ModelProto, Any]]) -> dict[str, str]:
     for name, result in native.run(tasks).items():
         case = models[name][1]
         found[name] = result if isinstance(result, str) else compare(case, result)
+        if found[name] != PASS:
+            found[name] = BY_DESIGN.get(name, found[name])
     return {name: found[name] for name in models}
 
 
@@ -102,11 +116,10 @@ def compare(case: Any, results: list[npt.NDArray[Any]]) -> str:
         if got.dtype.kind in "biu":
             wrong = int((got != want).sum())
         else:
-            wide = np.float64
-            near = np.isclose(
-                got.astype(wide), want.astype(wide), rtol=case.rtol, atol=case.atol, equal_nan=True
-            )
-            wrong = int((~near).sum())
+            x, y = got.astype(np.float64), want.astype(np.float64)
+            largest = np.abs(y[np.isfinite(y)]).max(initial=0)
+            atol = max(case.atol, ULPS * float(ml_dtypes.finfo(got.dtype).eps) * largest)
+            wrong = int((~np.isclose(x, y, rtol=case.rtol, atol=atol, equal_nan=True)).sum())
         if wrong:
             return f"output {number}: {wrong} of {got.size} elements are wrong"
     return PASS

@@ -42,12 +42,20 @@ ONLY: dict[str, dict[str, Any]] = {
     },
     "GRU linear": {"linear_before_reset": 1},
     "GRU linear, bidirectional": {"linear_before_reset": 1, "direction": "bidirectional"},
-    "GRU functions": {"activations": ["HardSigmoid", "Softsign"], "activation_alpha": [0.3], "activation_beta": [0.4]},
+    "GRU functions": {
+        "activations": ["HardSigmoid", "Softsign"],
+        "activation_alpha": [0.3],
+        "activation_beta": [0.4],
+    },
     "LSTM peepholes": {"optional": "bias h c p"},
-    "LSTM peepholes, bidirectional, clip": {"optional": "bias h c p", "direction": "bidirectional", "clip": 0.5},
+    "LSTM peepholes, bidirectional, clip": {
+        "optional": "bias h c p",
+        "direction": "bidirectional",
+        "clip": 0.5,
+    },
     "LSTM coupled": {"input_forget": 1},
     "LSTM functions": {"activations": ["Sigmoid", "Softsign", "Elu"], "activation_alpha": [0.7]},
-}  # fmt: skip
+}
 
 BATCH_FIRST = {"forward": {"layout": 1}, "bidirectional": {"layout": 1, "direction": "bidirectional"}}
 

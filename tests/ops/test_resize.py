@@ -67,7 +67,9 @@ def cases() -> dict[str, Case]:
     for mode in ("linear", "cubic"):
         corners = {"mode": mode, "coordinate_transformation_mode": "align_corners"}
         found[f"{mode} corners"] = resize((1, 2, 4, 6), sizes=(1, 2, 7, 3), **corners)
-        found[f"{mode} corners, symbolic"] = resize((1, 2, 4, 6), sizes=(1, 2, 7, 3), symbolic=True, **corners)
+        found[f"{mode} corners, symbolic"] = resize(
+            (1, 2, 4, 6), sizes=(1, 2, 7, 3), symbolic=True, **corners
+        )
         found[f"{mode} symbolic"] = resize((2, 2, 5, 6), up, symbolic=True, mode=mode)
     found["outside excluded"] = resize((1, 1, 5, 6), odd, mode="cubic", exclude_outside=1)
     found["nearest symbolic"] = resize((2, 2, 5, 6), up, symbolic=True)

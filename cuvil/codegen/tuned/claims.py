@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cuvil.codegen.tuned import contract, layouts
+from cuvil.codegen.tuned import contract, layouts, pack
 from cuvil.codegen.tuned.isa import Tiles, tiles
 from cuvil.ir.expr import Expr
 from cuvil.ir.loops import Kernel, Stmt
@@ -22,7 +22,7 @@ class TunedKernels:
 
     def __init__(self, shapes: Tiles) -> None:
         self.tiles = shapes
-        self.contractions: dict[Value, contract.Contraction] = {}
+        self.contractions: dict[Value, pack.Contraction] = {}
 
     def prepare(self, program: Program, storage: Storage, placer: Placer) -> None:
         """Choose layouts and pack the operands of contractions."""
@@ -30,14 +30,16 @@ class TunedKernels:
         layouts.assign(program, storage, placer)
         for value in list(program.values):
             if is_contraction(value):
-                found = contract.pack(program, storage, value, self.tiles)
+                found = pack.pack(program, storage, value, self.tiles)
                 if found is not None:
                     self.contractions[value] = found
 
     def build(self, group: Group, storage: Storage, internal: set[Value], name: str) -> Kernel | None:
         """The kernel of a group with a packed contraction."""
         found = self.contractions.get(group.members[0])
-        return contract.build(found, group, storage, internal, name, self.tiles) if found is not None else None
+        return (
+            contract.build(found, group, storage, internal, name, self.tiles) if found is not None else None
+        )
 
     def member(self, value: Value, step: Expr, context: Nest) -> list[Stmt] | None:
         """A packed contraction within a recurrence."""

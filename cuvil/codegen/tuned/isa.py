@@ -9,6 +9,9 @@ from typing import Any
 BLOCK = 16
 """Channels of a block in blocked layouts, on every ISA (narrower blocks ran at half speed)."""
 
+MAX_ROWS = 28
+"""Rows of a tile, whatever the registers."""
+
 
 @dataclass(frozen=True)
 class Tiles:
@@ -35,21 +38,23 @@ class Tiles:
             if blocks % 2 == 0 or (blocks > 8 and blocks % 3):
                 return 2
             return 3 if blocks % 3 == 0 else 1
-        choices = (3, 2, 4) if self.width == 16 else (2, 1) if self.width == 8 else (2, 3, 4)
-        if self.registers < 32 and self.width == 4:
-            choices = (2,)
-        if rows is not None and rows <= 4:
-            choices = (8, 7, 6, 5, 4) if rows == 1 else (4, 5, 3) if self.registers >= 32 else (2, 3)
-            if rows == 1 and self.registers < 32:
-                choices = (8, 7, 6, 5, 4)
+        many = self.registers >= 32
+        choices: tuple[int, ...]
+        if rows == 1:
+            choices = (8, 7, 6, 5, 4)
+        elif rows is not None and rows <= 4:
+            choices = (4, 5, 3) if many else (2, 3)
+        elif self.width == 4:
+            choices = (2, 3, 4) if many else (2,)
+        else:
+            choices = (3, 2, 4) if self.width == 16 else (2, 1)
         if columns is None:
             return choices[0]
         return min(choices, key=lambda v: (-(-columns // (v * self.width)) * v, choices.index(v)))
 
     def rows(self, vectors: int) -> int:
         """Rows of a tile with so many vectors: what the registers hold beside the operands."""
-        spare = vectors + 1 if self.registers >= 32 else vectors + 1
-        return max(1, min(28, (self.registers - spare) // vectors))
+        return max(1, min(MAX_ROWS, (self.registers - vectors - 1) // vectors))
 
 
 def tiles(options: Mapping[str, Any]) -> Tiles:
@@ -57,4 +62,6 @@ def tiles(options: Mapping[str, Any]) -> Tiles:
     bits, arch = int(options.get("vector_bits", 128)), options.get("arch", "")
     if bits not in (128, 256, 512):
         bits = 128
-    return Tiles(bits // 32, int(options.get("vector_registers", 16)), bool(options.get("dot_i8")) and arch == "x86_64")
+    return Tiles(
+        bits // 32, int(options.get("vector_registers", 16)), bool(options.get("dot_i8")) and arch == "x86_64"
+    )

@@ -51,9 +51,11 @@ def _wants(value: Value, region: set[Value]) -> bool:
     big = [e for e in sources if e.attr.rank == value.rank and static(e.attr.shape[1]) == channels]
     if not big or not any(e.attr in region for e in big):
         return False
-    return all(e.attr in region and e.args[0] is d.axes[0] and e.args[1] is d.axes[1] for e in big if e.attr in region) or (
-        all(e.args[1] is d.axes[1] for e in big)
-    )
+    return all(
+        e.attr in region and e.args[0] is d.axes[0] and e.args[1] is d.axes[1]
+        for e in big
+        if e.attr in region
+    ) or (all(e.args[1] is d.axes[1] for e in big))
 
 
 def _is_convolution(value: Value, d: Map | Reduce) -> bool:
@@ -62,7 +64,8 @@ def _is_convolution(value: Value, d: Map | Reduce) -> bool:
     for e in definition_loads(value):
         if e.attr.rank == value.rank and len(d.reduced) == value.rank - 1 and e.args[0] is not d.axes[1]:
             return all(
-                set(E.variables(i)) <= {*d.axes, *d.reduced} and d.axes[k + 2] in (*E.variables(i), d.axes[k + 2])
+                set(E.variables(i)) <= {*d.axes, *d.reduced}
+                and d.axes[k + 2] in (*E.variables(i), d.axes[k + 2])
                 for k, i in enumerate(e.args[2:])
             )
     return False
@@ -90,7 +93,13 @@ def _pack_channel_weights(program: Program, storage: Storage, value: Value) -> N
     replaced: dict[E.Expr, E.Expr] = {}
     for e in definition_loads(value):
         w = e.attr
-        if w.is_constant and w.rank >= 2 and e.args[0] is d.axes[1] and len(d.reduced) and w.array.size > w.array.shape[0]:
+        if (
+            w.is_constant
+            and w.rank >= 2
+            and e.args[0] is d.axes[1]
+            and len(d.reduced)
+            and w.array.size > w.array.shape[0]
+        ):
             packed = Value(f"{w.name}.blocked", w.dtype, w.shape, Constant(w.array), origin=value.origin)
             rest = tuple((i, 1, 0) for i in range(1, w.rank))
             storage.layouts[packed] = Layout(((0, BLOCK, 0), *rest, (0, 1, BLOCK)))
@@ -98,4 +107,3 @@ def _pack_channel_weights(program: Program, storage: Storage, value: Value) -> N
             replaced[e] = E.load(packed, e.args)
     if replaced:
         value.definition = Reduce(d.axes, d.reduced, d.op, E.substitute(d.body, replaced))
-

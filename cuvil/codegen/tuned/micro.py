@@ -165,7 +165,9 @@ class Tile:
                 elif self.w == self.acc:
                     lines.append(f"{pad}    const V w{b} = *(const V *)(w + {at});")
                 else:
-                    lines.append(f"{pad}    const V w{b} = __builtin_convertvector(*(const W *)(w + {at}), V);")
+                    lines.append(
+                        f"{pad}    const V w{b} = __builtin_convertvector(*(const W *)(w + {at}), V);"
+                    )
             for p, row in enumerate(self.rows):
                 base = f"a{p}[o" if self.stride else f"a[o + {row}"
                 if u:
@@ -178,7 +180,8 @@ class Tile:
         if self.dot:
             bits = self.width * 32
             prefix = "_mm" if bits == 128 else f"_mm{bits}"
-            load = f"int32_t x; __builtin_memcpy(&x, &{element}, 4); const __m{bits}i v = {prefix}_set1_epi32(x);"
+            load = f"int32_t x; __builtin_memcpy(&x, &{element}, 4); "
+            load += f"const __m{bits}i v = {prefix}_set1_epi32(x);"
             terms = [
                 f"c{b}_{p} = (V){prefix}_dpbusd_epi32((__m{bits}i)c{b}_{p}, v, (__m{bits}i)w{b});"
                 for b in range(self.vectors)

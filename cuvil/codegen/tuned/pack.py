@@ -1,0 +1,223 @@
+"""Contractions that a tile can compute: recognised, and their second operand packed.
+
+A contraction ``y[m..., n] = sum over k of a[m, k] * w[k, n]`` is recognised by which variables
+its two loads use, whatever operator it came from.  The operand that carries `n` is packed into
+panels (at compile time where it is constant), the other one is read as it lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cuvil.codegen.tuned.isa import Tiles
+from cuvil.ir import evaluate
+from cuvil.ir import expr as E
+from cuvil.ir.expr import Expr
+from cuvil.ir.primitives import Constant, Map, Program, Reduce, Value, static
+from cuvil.schedule.storage import Layout, Storage
+
+MAX_DYNAMIC_PANEL = 1 << 16
+"""Columns beyond which an operand computed at run time is not packed."""
+
+
+@dataclass(eq=False)
+class Contraction:
+    """A recognised contraction.
+
+    Attributes:
+        value: the Reduce.
+        a, w: the loads; `w` reads the packed panel ``[batch..., k..., n]``.
+        panel: the packed value.
+        batch: output axes in both operands; `rows`: in `a` only; `column`: in `w` only.
+        k: reduced variables, outermost first.
+        vectors: vectors in a panel's row.
+        spatial: the rows are a convolution's positions (tiles of pixels).
+        dot: bytes in groups of four.
+    """
+
+    value: Value
+    a: Expr
+    w: Expr
+    panel: Value
+    batch: list[Expr]
+    rows: list[Expr]
+    column: Expr
+    k: list[Expr]
+    vectors: int
+    spatial: bool
+    dot: bool
+
+
+def recognise(value: Value) -> tuple[Expr, Expr, list[Expr], list[Expr], Expr, list[Expr]] | None:
+    """(a, w, batch, rows, column, k) of a contraction that a tile can compute, or None."""
+    d = value.definition
+    if not isinstance(d, Reduce) or d.op != "sum" or d.body.op != "mul":
+        return None
+    factors = [_load(f) for f in d.body.args]
+    if factors[0] is None or factors[1] is None:
+        return None
+    axes = [a for a, s in zip(d.axes, value.shape) if static(s) != 1 and a is not _step_axis(value)]
+    reduced = [r for r in d.reduced if static(r.args[0]) != 1]
+    if not reduced:
+        return None
+    for a, w in ((factors[0], factors[1]), (factors[1], factors[0])):
+        in_a, in_w = E.variables(*a.args), E.variables(*w.args)
+        columns = [x for x in axes if x in in_w and x not in in_a]
+        rows = [x for x in axes if x in in_a and x not in in_w]
+        batch = [x for x in axes if x in in_a and x in in_w]
+        k = [r for r in reduced if r in in_a and r in in_w]
+        if len(columns) != 1 or len(k) != len(reduced):
+            continue
+        if any(x.op in ("load", "select", "floordiv", "mod") for i in (*a.args, *w.args) for x in E.walk(i)):
+            continue
+        return a, w, batch, rows, columns[0], k
+    return None
+
+
+def _step_axis(value: Value) -> Expr | None:
+    """The axis of the steps of a recurrence, which a tile does not run over."""
+    d = value.definition
+    return d.axes[0] if value.scan is not None and isinstance(d, Reduce) else None
+
+
+def _load(e: Expr) -> Expr | None:
+    while e.op == "cast":
+        e = e.args[0]
+    return e if e.op == "load" else None
+
+
+def step(storage: Storage, load: Expr, variable: Expr) -> Expr | None:
+    """How far the address of a load moves per step of a variable: an expression without it."""
+    _, offset = storage.address(load.attr, load.args)
+    moved = E.substitute(offset, {variable: variable + 1}) - offset
+    return None if E.variables(moved) else moved
+
+
+def pack(program: Program, storage: Storage, value: Value, tiles: Tiles) -> Contraction | None:
+    """Recognise a contraction and give its second operand the layout a tile reads; changes the
+    program: the panel is a value of its own before `value`."""
+    found = recognise(value)
+    if found is None:
+        return None
+    a, w, batch, rows, column, k = found
+    types = (a.dtype, w.dtype, value.definition.body.dtype)  # type: ignore[union-attr]
+    if types not in (
+        ("float32", "float32", "float32"),
+        ("uint8", "int8", "int32"),
+        ("int8", "int8", "int32"),
+    ):
+        return None
+    spatial = storage.layout(storage.root(value)).block > 1 or _is_window(a, rows, k)
+    constant = isinstance(w.attr.definition, Constant)
+    columns = static(column.args[0])
+    if columns is None and not constant and spatial:
+        return None
+    work = [static(r.args[0]) for r in k]
+    if columns is not None and columns < (2 if constant else 4):
+        return None
+    order = _k_order(storage, a, k)
+    block = block_of(storage, a, order[-1])
+    steps = {r: step(storage, a, r) for r in (*rows, *k) if not (block and r is order[-1])}
+    if any(s is None for s in steps.values()):
+        return None
+    count = 1
+    for n in work:
+        count *= n or 256
+    if not constant and (value.scan is not None or (not batch and (_product(rows) or 64) < 4)):
+        return None
+    inner = static(order[-1].args[0])
+    together = bool(block) or static(steps[order[-1]] or 0) == 1
+    dot = tiles.dot and types[:2] == ("uint8", "int8") and together
+    if dot and (inner is None or (inner % 4 and not block)):
+        dot = False
+    vectors = tiles.vectors(columns, spatial, _product(rows))
+    panel = _panel(program, storage, value, w, batch, order, column, vectors * tiles.width, dot, block)
+    new_w = E.load(panel, [*batch, *order, column])
+    d = value.definition
+    assert isinstance(d, Reduce)
+    to = d.body.dtype
+    value.definition = Reduce(d.axes, d.reduced, d.op, E.cast(a, to) * E.cast(new_w, to))
+    return Contraction(value, a, new_w, panel, batch, rows, column, order, vectors, spatial, dot)
+
+
+def _product(variables: Sequence[Expr]) -> int | None:
+    total = 1
+    for v in variables:
+        n = static(v.args[0])
+        if n is None:
+            return None
+        total *= n
+    return total
+
+
+def _is_window(a: Expr, rows: Sequence[Expr], k: Sequence[Expr]) -> bool:
+    """Some index of `a` adds a position and a tap: a convolution."""
+    for i in a.args:
+        used = E.variables(i)
+        if any(r in used for r in rows) and any(r in used for r in k):
+            return True
+    return False
+
+
+def block_of(storage: Storage, a: Expr, variable: Expr) -> int:
+    """The block size where `variable` runs along the blocked axis of `a`'s memory, else 0."""
+    root, at = storage.resolve(a.attr, a.args)
+    layout = storage.layout(root)
+    axis = layout.blocked_axis
+    return layout.block if axis >= 0 and at[axis] is variable else 0
+
+
+def _k_order(storage: Storage, a: Expr, k: Sequence[Expr]) -> list[Expr]:
+    """The reduced variables from the largest stride to the smallest; a blocked one last."""
+    blocked = [r for r in k if block_of(storage, a, r)]
+
+    def size(r: Expr) -> float:
+        s = step(storage, a, r)
+        known = static(s) if s is not None else None
+        return float("inf") if known is None else abs(known)
+
+    rest = sorted((r for r in k if r not in blocked), key=lambda r: -size(r))
+    return [*rest, *blocked]
+
+
+def _panel(
+    program: Program,
+    storage: Storage,
+    value: Value,
+    w: Expr,
+    batch: Sequence[Expr],
+    k: Sequence[Expr],
+    column: Expr,
+    lanes: int,
+    dot: bool,
+    block: int,
+) -> Value:
+    """The packed operand ``[batch..., k..., n]`` with its layout: panels of `lanes` columns."""
+    order = [*batch, *k, column]
+    fresh = [E.var(v.args[0]) for v in order]
+    body = E.substitute(w, dict(zip(order, fresh)))
+    shape = tuple(v.args[0] for v in order)
+    panel = Value(f"{value.name}.panel", w.dtype, shape, Map(tuple(fresh), body), origin=value.origin)
+    if isinstance(w.attr.definition, Constant) and all(static(s) is not None for s in shape):
+        panel.definition = Constant(np.asarray(evaluate.value(panel, lambda v: v.array)))
+    n = len(order) - 1
+    dims: list[tuple[int, int, int]] = [(i, 1, 0) for i in range(len(batch))]
+    dims.append((n, lanes, 0))
+    inner = n - 1
+    if block:
+        dims.append((inner, block, 0))
+        dims += [(i, 1, 0) for i in range(len(batch), inner)]
+        tail = (
+            [(inner, 4, block // 4), (n, 1, lanes), (inner, 1, 4)]
+            if dot
+            else [(inner, 1, block), (n, 1, lanes)]
+        )
+    else:
+        dims += [(i, 1, 0) for i in range(len(batch), inner)]
+        tail = [(inner, 4, 0), (n, 1, lanes), (inner, 1, 4)] if dot else [(inner, 1, 0), (n, 1, lanes)]
+    storage.layouts[panel] = Layout((*dims, *tail))
+    program.values.insert(program.values.index(value), panel)
+    return panel

@@ -1,0 +1,247 @@
+"""Bytes that a kernel moves, from the footprints of its accesses and what the caches still hold.
+
+Two effects are kept apart:
+
+* *inside a kernel*, the layer condition: loops whose combined footprint fits the cache read each
+  element once, the loops outside them read it again (`footprints`);
+* *between kernels*, the reuse distance ``d``, the cache lines touched since a tensor's last use:
+  ``P(DRAM) = 1 - alpha ** (d / lines)``.  The function is often quoted as ``alpha ** (d / lines)``
+  with ``alpha`` 0.85 and called the probability of a DRAM access; but that falls with the distance,
+  while an access the further back its last use lies the more likely misses.  It is the probability
+  of a hit, and the miss that is wanted here is the complement.
+
+Weights are read from DRAM in each inference unless they fit in the cache with everything else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from cuvil.cost.nests import Level, Nest, Sizes, nest
+from cuvil.ir import expr as E
+from cuvil.ir.expr import Expr
+from cuvil.ir.loops import Accumulate, Kernel, Micro, Store, expressions
+from cuvil.ir.primitives import Constant, Value
+from cuvil.schedule.plan import Schedule
+from cuvil.schedule.storage import Storage
+
+ALPHA = 0.85
+"""Hit probability of a reuse distance that equals the cache."""
+
+
+def miss_probability(distance: float, capacity: float, alpha: float = ALPHA) -> float:
+    """``1 - alpha ** (distance / capacity)``, both in bytes (or both in lines); 0 with no distance,
+    1 with no cache."""
+    if distance <= 0:
+        return 0.0
+    return 1.0 - float(alpha ** (distance / capacity)) if capacity > 0 else 1.0
+
+
+def matmul_bound(m: float, n: float, k: float, words: float) -> float:
+    """Words that a product of [m, k] by [k, n] moves at least with a cache of `words`:
+    ``max(|A| + |B| + |C|, 2 m n k / sqrt(S) - 2 S)`` (Smith et al. 2019)."""
+    return max(m * k + k * n + m * n, 2 * m * n * k / math.sqrt(words) - 2 * words)
+
+
+def convolution_bound(image: float, weights: float, result: float, macs: float, reuse: float, words: float) -> float:
+    """Words that a convolution moves at least with a cache of `words`:
+    ``max(|I| + |W| + |O|, 2 MACs / sqrt(R S))``, ``R = kh * kw / stride ** 2`` (Chen et al. 2020)."""
+    return max(image + weights + result, 2 * macs / math.sqrt(reuse * words))
+
+
+@dataclass(frozen=True, eq=False)
+class Access:
+    """A load or store of a root value: coefficients of the levels' variables in its address, the
+    variables it depends on in another way, and how it is used."""
+
+    root: Value
+    strides: dict[Expr, int]
+    irregular: frozenset[Expr]
+    writes: bool
+    whole: bool = False
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes of a root value that a kernel touches, and that it moves past a cache."""
+
+    read: float = 0.0
+    written: float = 0.0
+    touched: float = 0.0
+
+    @property
+    def again(self) -> float:
+        """Bytes that are read more than once because the cache does not hold them."""
+        return max(self.read - self.touched, 0.0)
+
+
+def footprints(kernel: Kernel, storage: Storage, sizes: Sizes, capacity: float, line: int = 64) -> dict[Value, Footprint]:
+    """What the kernel moves past a cache of `capacity` bytes that is cold, by root value."""
+    return _Footprints(nest(kernel, sizes), storage, sizes, line).run(capacity)
+
+
+class _Footprints:
+    def __init__(self, loops: Nest, storage: Storage, sizes: Sizes, line: int) -> None:
+        self.loops, self.storage, self.sizes, self.line = loops, storage, sizes, line
+        self.sites = [(site.levels, self._accesses(site.statement)) for site in loops.sites]
+
+    def bytes(self, root: Value) -> float:
+        """Size of a root value."""
+        return self.sizes(self.storage.elements(root)) * E.numpy_dtype(root.dtype).itemsize
+
+    def _accesses(self, s: Store | Accumulate | Micro) -> list[Access]:
+        found: list[Access] = []
+        if isinstance(s, Micro):
+            found += [Access(self.storage.root(v), {}, frozenset(), False, True) for v, _ in s.reads]
+            return [*found, Access(self.storage.root(s.writes[0]), {}, frozenset(), True, True)]
+        for e in E.loads(*expressions(s)):
+            if e.attr not in self.loops.locals:
+                found.append(self._access(e.attr, e.args, False))
+        if s.target not in self.loops.locals:
+            found.append(self._access(s.target, s.indices, True))
+            if isinstance(s, Accumulate):
+                found.append(self._access(s.target, s.indices, False))
+        return found
+
+    def _access(self, value: Value, indices: Sequence[Expr], writes: bool) -> Access:
+        root, offset = self.storage.address(value, indices)
+        _, terms = E.linear(offset)
+        strides: dict[Expr, int] = {}
+        irregular: set[Expr] = set()
+        for term, c in terms.items():
+            if term.op == "var":
+                strides[term] = abs(c)
+            else:
+                irregular |= E.variables(term)
+        return Access(root, strides, frozenset(irregular), writes)
+
+    def extent(self, access: Access, levels: Sequence[Level]) -> float:
+        """Bytes that the access touches while the loops of `levels` run."""
+        size = self.bytes(access.root)
+        if access.whole:
+            return size
+        item = E.numpy_dtype(access.root.dtype).itemsize
+        trips = {level.var: level.trips for level in levels if level.var is not None}
+        groups: list[list[float]] = []  # [stride, count], ascending
+        for stride, count in sorted((c, trips[v]) for v, c in access.strides.items() if v in trips):
+            last = groups[-1] if groups else None
+            if last is not None and (stride == last[0] or stride < last[0] * last[1]):
+                last[1] += stride / last[0] * (count - 1)
+            elif count > 1:
+                groups.append([stride, count])
+        elements = math.prod(g[1] for g in groups)
+        elements *= math.prod(trips[v] for v in access.irregular if v in trips)
+        waste = min(self.line / item, groups[0][0]) if groups and groups[0][1] > 1 else 1.0
+        return min(elements * max(waste, 1.0) * item, size)
+
+    def run(self, capacity: float) -> dict[Value, Footprint]:
+        read: dict[Value, list[float]] = {}
+        written: dict[Value, list[float]] = {}
+        touched: dict[Value, list[float]] = {}
+        for levels, accesses in self.sites:
+            distinct = {self._key(a): a for a in accesses}
+            inner = self._fitting(levels, list(distinct.values()), capacity)
+            outside = math.prod(level.trips for level in levels[: max(inner - 1, 0)])
+            for a in distinct.values():
+                once = self.extent(a, levels)
+                moved = self.extent(a, levels[max(inner - 1, 0) :]) * outside
+                (written if a.writes else read).setdefault(a.root, []).append(max(once, moved))
+                touched.setdefault(a.root, []).append(once)
+        result = {}
+        for root, sizes in touched.items():
+            size = self.bytes(root)
+            total = [_union(part.get(root, []), size) for part in (read, written)]
+            result[root] = Footprint(*total, touched=_union(sizes, size))
+        return result
+
+    def _key(self, a: Access) -> tuple[object, ...]:
+        return (a.root, a.writes, tuple(sorted((v.serial, c) for v, c in a.strides.items())), a.irregular)
+
+    def _fitting(self, levels: Sequence[Level], accesses: Sequence[Access], capacity: float) -> int:
+        """The outermost level from which on the loops' footprint fits the cache."""
+        for start in range(len(levels) + 1):
+            if sum(self.extent(a, levels[start:]) for a in accesses if not a.whole) <= capacity:
+                return start
+        return len(levels)
+
+
+def _union(parts: Sequence[float], size: float) -> float:
+    """Bytes of several accesses to one value: the sum, but no more than the value unless one of them
+    alone moves more."""
+    return min(sum(parts), max(size, max(parts, default=0.0)))
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that a kernel moves past a cache: to and from what lies behind it."""
+
+    read: float
+    written: float
+
+    @property
+    def total(self) -> float:
+        return self.read + self.written
+
+
+def traffic(schedule: Schedule, sizes: Sizes, capacity: float, alpha: float = ALPHA, line: int = 64) -> list[Traffic]:
+    """What each kernel of a schedule moves past a cache of `capacity` bytes, in a steady state of one
+    inference after the other."""
+    kernels = [footprints(k, schedule.storage, sizes, capacity, line) for k in schedule.kernels]
+    everything = total_bytes(schedule, sizes, kernels)
+    outputs = {schedule.storage.root(v) for v in schedule.program.outputs}
+    next_use = _next_uses(kernels)
+    elapsed = 0.0
+    last: dict[Value, float] = {}
+    result = []
+    for k, used in enumerate(kernels):
+        read = written = 0.0
+        amount = sum(f.touched for f in used.values())
+        for root, f in used.items():
+            if f.read:
+                if isinstance(root.definition, Constant):
+                    missing = 0.0 if everything <= capacity else 1.0
+                else:
+                    distance = elapsed - last[root] + f.touched if root in last else everything
+                    missing = miss_probability(min(distance, everything), capacity, alpha)
+                read += missing * min(f.read, f.touched) + f.again
+            if f.written:
+                later = next_use.get((k, root))
+                distance = everything if later is None or root in outputs else later
+                written += miss_probability(min(distance, everything), capacity, alpha) * min(f.written, f.touched)
+                written += max(f.written - f.touched, 0.0)
+        elapsed += amount
+        for root in used:
+            last[root] = elapsed
+        result.append(Traffic(read, written))
+    return result
+
+
+def _next_uses(kernels: Sequence[Mapping[Value, Footprint]]) -> dict[tuple[int, Value], float]:
+    """(kernel, root) -> bytes touched between an element's use in it and in the next kernel that uses the
+    root: what lies between the kernels, and the root itself."""
+    starts, position = [], 0.0
+    for used in kernels:
+        starts.append(position)
+        position += sum(f.touched for f in used.values())
+    starts.append(position)
+    found: dict[tuple[int, Value], float] = {}
+    following: dict[Value, int] = {}
+    for k in range(len(kernels) - 1, -1, -1):
+        for root in kernels[k]:
+            if root in following:
+                found[k, root] = starts[following[root]] - starts[k + 1] + kernels[k][root].touched
+            following[root] = k
+    return found
+
+
+def total_bytes(schedule: Schedule, sizes: Sizes, kernels: Sequence[Mapping[Value, Footprint]]) -> float:
+    """Bytes of everything an inference touches: workspace, weights, inputs and outputs."""
+    roots: dict[Value, float] = {}
+    for used in kernels:
+        for root, f in used.items():
+            roots[root] = max(roots.get(root, 0.0), f.touched)
+    outside = sum(size for root, size in roots.items() if root not in schedule.arena)
+    inside = sum(size for root, size in roots.items() if root in schedule.arena)
+    return outside + min(inside, sizes(schedule.arena_bytes))
