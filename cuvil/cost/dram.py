@@ -45,7 +45,9 @@ def matmul_bound(m: float, n: float, k: float, words: float) -> float:
     return max(m * k + k * n + m * n, 2 * m * n * k / math.sqrt(words) - 2 * words)
 
 
-def convolution_bound(image: float, weights: float, result: float, macs: float, reuse: float, words: float) -> float:
+def convolution_bound(
+    image: float, weights: float, result: float, macs: float, reuse: float, words: float
+) -> float:
     """Words that a convolution moves at least with a cache of `words`:
     ``max(|I| + |W| + |O|, 2 MACs / sqrt(R S))``, ``R = kh * kw / stride ** 2`` (Chen et al. 2020)."""
     return max(image + weights + result, 2 * macs / math.sqrt(reuse * words))
@@ -77,7 +79,9 @@ class Footprint:
         return max(self.read - self.touched, 0.0)
 
 
-def footprints(kernel: Kernel, storage: Storage, sizes: Sizes, capacity: float, line: int = 64) -> dict[Value, Footprint]:
+def footprints(
+    kernel: Kernel, storage: Storage, sizes: Sizes, capacity: float, line: int = 64
+) -> dict[Value, Footprint]:
     """What the kernel moves past a cache of `capacity` bytes that is cold, by root value."""
     return _Footprints(nest(kernel, sizes), storage, sizes, line).run(capacity)
 
@@ -152,8 +156,9 @@ class _Footprints:
         result = {}
         for root, sizes in touched.items():
             size = self.bytes(root)
-            total = [_union(part.get(root, []), size) for part in (read, written)]
-            result[root] = Footprint(*total, touched=_union(sizes, size))
+            result[root] = Footprint(
+                _union(read.get(root, []), size), _union(written.get(root, []), size), _union(sizes, size)
+            )
         return result
 
     def _key(self, a: Access) -> tuple[object, ...]:
@@ -185,7 +190,9 @@ class Traffic:
         return self.read + self.written
 
 
-def traffic(schedule: Schedule, sizes: Sizes, capacity: float, alpha: float = ALPHA, line: int = 64) -> list[Traffic]:
+def traffic(
+    schedule: Schedule, sizes: Sizes, capacity: float, alpha: float = ALPHA, line: int = 64
+) -> list[Traffic]:
     """What each kernel of a schedule moves past a cache of `capacity` bytes, in a steady state of one
     inference after the other."""
     kernels = [footprints(k, schedule.storage, sizes, capacity, line) for k in schedule.kernels]
@@ -209,7 +216,9 @@ def traffic(schedule: Schedule, sizes: Sizes, capacity: float, alpha: float = AL
             if f.written:
                 later = next_use.get((k, root))
                 distance = everything if later is None or root in outputs else later
-                written += miss_probability(min(distance, everything), capacity, alpha) * min(f.written, f.touched)
+                written += miss_probability(min(distance, everything), capacity, alpha) * min(
+                    f.written, f.touched
+                )
                 written += max(f.written - f.touched, 0.0)
         elapsed += amount
         for root in used:

@@ -134,7 +134,14 @@ class _Counter:
         main.slots += amount
 
     def _put(
-        self, tally: _Tally, site: Site, depth: int, dtype: str, counts: bool, weight: float, sign: float = 1.0
+        self,
+        tally: _Tally,
+        site: Site,
+        depth: int,
+        dtype: str,
+        counts: bool,
+        weight: float,
+        sign: float = 1.0,
     ) -> None:
         """Add one operation that is evaluated at `depth` levels of the site."""
         runs = sign * math.prod(level.trips for level in site.levels[:depth])
@@ -157,7 +164,9 @@ class _Counter:
         at = self._depth_of(site, s.indices, depths)
         if s.target not in self.loops.locals:
             depth = max(at, 1 if site.levels else 0) if isinstance(s, Accumulate) else len(site.levels)
-            self._put(tally, site, depth, s.target.dtype, False, self._spread(site, depth, s.target, s.indices))
+            self._put(
+                tally, site, depth, s.target.dtype, False, self._spread(site, depth, s.target, s.indices)
+            )
         return tally
 
     def _visit(self, site: Site, root: Expr, seen: set[Expr], depths: dict[Expr, int]) -> _Tally:

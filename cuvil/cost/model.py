@@ -110,7 +110,9 @@ def tag_of(kernel: Kernel) -> str:
     return "tuned" if any(isinstance(s, Micro) for s in walk(kernel.body)) else "map"
 
 
-def features(schedule: Schedule, device: Machine, bindings: Mapping[str, int] | None = None) -> list[Features]:
+def features(
+    schedule: Schedule, device: Machine, bindings: Mapping[str, int] | None = None
+) -> list[Features]:
     """The kernels of a schedule as the model sees them on a device.
 
     Args:
@@ -192,7 +194,9 @@ class Measurement:
     family: str = ""
 
 
-def fit(measurements: Sequence[Measurement], start: Parameters, exponents: Sequence[float] = (1, 2, 4, 8)) -> Parameters:
+def fit(
+    measurements: Sequence[Measurement], start: Parameters, exponents: Sequence[float] = (1, 2, 4, 8)
+) -> Parameters:
     """Parameters that minimise the squared relative error, with `start` as a weak prior.
 
     The smooth maximum is homogeneous of degree one, so its linearisation at the current factors is
@@ -208,7 +212,9 @@ def fit(measurements: Sequence[Measurement], start: Parameters, exponents: Seque
     best: Parameters | None = None
     best_error = np.inf
     for p in exponents:
-        found = _fit(measurements, Parameters(start.factors, float(p), start.alpha, start.sigma, start.covariance))
+        found = _fit(
+            measurements, Parameters(start.factors, float(p), start.alpha, start.sigma, start.covariance)
+        )
         error = float(np.abs(residuals(measurements, found)).mean())
         if error < best_error:
             best, best_error = found, error
@@ -219,7 +225,7 @@ def fit(measurements: Sequence[Measurement], start: Parameters, exponents: Seque
 def residuals(measurements: Sequence[Measurement], parameters: Parameters) -> Floats:
     """``log(measured / predicted)`` of each measurement."""
     predicted = [times(m.nominal, parameters).sum() for m in measurements]
-    return np.log(np.array([m.seconds for m in measurements]) / np.array(predicted))
+    return np.asarray(np.log(np.array([m.seconds for m in measurements]) / np.array(predicted)))
 
 
 def _fit(measurements: Sequence[Measurement], start: Parameters) -> Parameters:

@@ -18,7 +18,20 @@ from cuvil.errors import TargetError
 
 Floats = npt.NDArray[np.float64]
 
-TAGS = ("border", "contraction", "conv", "copy", "gemm", "map", "opaque", "pack", "reduce", "rows", "scan", "tuned")
+TAGS = (
+    "border",
+    "contraction",
+    "conv",
+    "copy",
+    "gemm",
+    "map",
+    "opaque",
+    "pack",
+    "reduce",
+    "rows",
+    "scan",
+    "tuned",
+)
 """Classes of kernels with an efficiency of their own; others count as ``map``, or as ``tuned`` where
 they hold a tuned micro-kernel."""
 
@@ -107,7 +120,10 @@ def of_device(device: Mapping[str, Any]) -> Parameters:
         if unknown:
             where = ".".join(("devices", device["name"], "cost", *path))
             raise TargetError(f"unknown parameter '{unknown[0]}'; allowed: {', '.join(known)}", where)
-    values = {**{k: merged[k] for k in NAMES if "." not in k}, **{f"eta.{t}": 1 / merged["eta"][t] for t in TAGS}}
+    values = {
+        **{k: merged[k] for k in NAMES if "." not in k},
+        **{f"eta.{t}": 1 / merged["eta"][t] for t in TAGS},
+    }
     if device.get("launch_overhead"):
         values["launch"] = device["launch_overhead"]
     deviation = [merged["deviation"].get(k.replace("eta.", ""), PRIOR_DEVIATION) for k in NAMES]

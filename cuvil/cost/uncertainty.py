@@ -60,7 +60,9 @@ def conformal_quantile(scores: Sequence[float], coverage: float = COVERAGE) -> f
     return sorted(scores)[rank - 1] if 1 <= rank <= len(scores) else math.inf
 
 
-def calibrate(families: Iterable[str], errors: Iterable[float], coverage: float = COVERAGE) -> dict[str, float]:
+def calibrate(
+    families: Iterable[str], errors: Iterable[float], coverage: float = COVERAGE
+) -> dict[str, float]:
     """Conformal quantile of ``|error|`` by family, for the families with enough residuals.
 
     Args:
@@ -82,7 +84,11 @@ def simulate(nominal: Floats, parameters: Parameters, samples: int = SAMPLES, se
     result = np.empty(samples)
     for k, draw in enumerate(draws):
         drawn = Parameters(
-            parameters.factors * np.exp(draw), parameters.p, parameters.alpha, parameters.sigma, parameters.covariance
+            parameters.factors * np.exp(draw),
+            parameters.p,
+            parameters.alpha,
+            parameters.sigma,
+            parameters.covariance,
         )
         result[k] = times(nominal, drawn).sum() * math.exp(noise[k])
     return result

@@ -178,10 +178,9 @@ def _concat(site: Site) -> None:
 @check("Split")
 def _split(site: Site) -> None:
     shape, parts = site.shape(0), site.integers(1)
-    count = site.attr("num_outputs", len(site.node.outputs))
     if site.has(1) and "num_outputs" in site.node.attrs:
         site.fail("split and num_outputs are both given")
-    site.same("the number of parts", count if parts is None else len(parts), len(site.node.outputs))
+    site.same("the number of parts", None if parts is None else len(parts), len(site.node.outputs))
     if parts is not None and min(parts, default=0) < 0:
         site.fail(f"the part sizes {parts} have a negative one")
     if shape is None:

@@ -7,7 +7,7 @@ the order of their versions, so each rule knows two neighbouring forms only.
 
 from __future__ import annotations
 
-from onnx import defs, helper, numpy_helper, shape_inference
+from onnx import checker, defs, helper, numpy_helper, shape_inference
 
 from cuvil.frontend.infer import SMALL_CONSTANT
 from cuvil.frontend.onnx_writer import node_to_proto
@@ -18,6 +18,11 @@ from cuvil.ir.graph import Graph, Node
 
 CANONICAL_OPSET = 21
 """The opset of graphs after `upgrade`; a model that asks for a newer one keeps its own."""
+
+_INFERENCE_ERRORS = (
+    shape_inference.InferenceError, checker.ValidationError, KeyError, RuntimeError, ValueError
+)  # fmt: skip
+"""What onnx raises where it cannot infer; the checks that follow name the cause."""
 
 
 def upgrade(graph: Graph) -> None:
@@ -83,7 +88,7 @@ def _infer(node: Node, scope: Scope) -> None:
             },
             opset_imports=[helper.make_opsetid("", CANONICAL_OPSET)],
         )
-    except (shape_inference.InferenceError, KeyError, RuntimeError, ValueError):
+    except _INFERENCE_ERRORS:
         return
     for name, proto in found.items():
         value = type_from_proto(proto, f"value '{name}'")

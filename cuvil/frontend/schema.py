@@ -137,6 +137,10 @@ def _check_node(node: Node, opset: int) -> None:
         if kind in _FITS and not _FITS[kind](value):
             raise ModelError(f"attribute '{name}' must be of type {kind}", node.where)
         _check_value(node, name, value)
+    if node.op == "Split" and node.attrs.get("num_outputs", len(node.outputs)) != len(node.outputs):
+        raise ModelError(
+            f"num_outputs is {node.attrs['num_outputs']} for {len(node.outputs)} outputs", node.where
+        )
     for name, attribute in schema.attributes.items():
         if attribute.required and name not in node.attrs:
             raise ModelError(f"attribute '{name}' is missing", node.where)

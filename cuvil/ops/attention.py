@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cuvil.ir import expr as E
-from cuvil.ir.expr import Expr
+from cuvil.ir.expr import Expr, Operand
 from cuvil.ir.graph import ONNX_TYPES
 from cuvil.ir.primitives import Builder, Value, static
 from cuvil.ops.contraction import summed
@@ -20,7 +20,7 @@ LOWEST = -math.inf
 def split_heads(b: Builder, x: Value, heads: int) -> Value:
     """[B, S, heads * D] as [B, heads, S, D]."""
     size = E.floordiv(x.shape[2], heads)
-    shape = [x.shape[0], heads, x.shape[1], size]
+    shape: list[Operand] = [x.shape[0], heads, x.shape[1], size]
     return b.map(shape, lambda n, h, s, d: x[(n, s, h * size + d)])
 
 
@@ -98,14 +98,13 @@ def attention(c: Context) -> list[Value | None]:
             raise c.error("inputs of rank 3 need q_num_heads and kv_num_heads")
         q, k, v = split_heads(b, q, heads), split_heads(b, k, groups), split_heads(b, v, groups)
     past_key, past_value, valid = c.optional(4), c.optional(5), c.optional(6)
-    offset: Callable[[Expr], Expr] = lambda n: E.const(0)
+    queries, cached = q.shape[2], past_key.shape[2] if past_key is not None else E.const(0)
     if past_key is not None and past_value is not None:
-        before = past_key.shape[2]
-        offset = lambda n: before  # noqa: E731
         k, v = concat(b, [past_key, k], 2), concat(b, [past_value, v], 2)
-    elif valid is not None:
-        held, queries = valid, q.shape[2]
-        offset = lambda n: E.cast(held[n], E.INDEX) - queries  # noqa: E731
+
+    def offset(n: Expr) -> Expr:
+        return cached if valid is None or past_key is not None else E.cast(valid[n], E.INDEX) - queries
+
     left, right = (None if n < 0 else n for n in (c.attr(f"{s}_window_size", -1) for s in ("left", "right")))
     if c.attr("is_causal", 0):
         right = 0
@@ -120,8 +119,9 @@ def attention(c: Context) -> list[Value | None]:
 
 
 def scaled_attention(
-    b: Builder, q: Value, k: Value, mask: Mask, scale: float | None, softcap: float | None, precision: str | None
-) -> tuple[tuple[Value, Value], Value, Value]:
+    b: Builder, q: Value, k: Value, mask: Mask, scale: float | None, softcap: float | None,
+    precision: str | None,
+) -> tuple[tuple[Value, Value], Value, Value]:  # fmt: skip
     """((scores, scores after the soft cap), scores after the mask, weights), all [B, H, S, T].
 
     Args:
@@ -218,9 +218,8 @@ def rotate(c: Context, x: Value, cosine: Value, sine: Value, positions: Value | 
         def moved(by: Expr) -> Expr:
             return E.load(x, (*i[:-1], i[-1] + by))
 
-        turned = E.select(
-            second, sin * moved(-distance) + cos * moved(E.const(0)), cos * moved(E.const(0)) - sin * moved(distance)
-        )
+        here = cos * moved(E.const(0))
+        turned = E.select(second, sin * moved(-distance) + here, here - sin * moved(distance))
         return E.select(E.lt(d, rotated), turned, x[i])
 
     return c.b.map(x.shape, body)

@@ -12,12 +12,13 @@ from cuvil.ir.primitives import Builder, Value, broadcast_load, broadcast_shapes
 from cuvil.ops.registry import Context, lowering
 from cuvil.ops.windows import pad, window
 
-
 Factors = Callable[[tuple[Expr, ...], tuple[Expr, ...]], tuple[Expr, Expr]]
 """The two factors of a term at an index of the result and of the sum."""
 
 
-def summed(b: Builder, shape: Sequence[Operand], over: Sequence[Operand], factors: Factors, to: str = "") -> Value:
+def summed(
+    b: Builder, shape: Sequence[Operand], over: Sequence[Operand], factors: Factors, to: str = ""
+) -> Value:
     """A sum of products, in type `to` (the factors' own by default); float16 is summed in float32."""
     kind = ""
 

@@ -25,8 +25,9 @@ def _select(c: Context, number: int, yes: Value, no: Value) -> Value:
     if yes is no:
         return yes
     if yes.shape != no.shape:
+        shapes = f"{show_shape(yes.shape)} and {show_shape(no.shape)}"
         raise c.unsupported(
-            f"the branches give shapes {show_shape(yes.shape)} and {show_shape(no.shape)} for output {number};"
-            " where they differ the condition must be known at compile time"
+            f"the branches give output {number} the shapes {shapes}; where they differ the condition"
+            " must be known at compile time"
         )
     return c.b.map(yes.shape, lambda *i: E.select(c.x[(0,) * c.x.rank], yes[i], no[i]))

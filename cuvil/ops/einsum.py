@@ -21,8 +21,8 @@ class Term:
 
     def at(self, point: dict[str, Expr]) -> Expr:
         """The element where each label has the index in `point`; sizes of 1 are broadcast."""
-        sizes = self.value.shape
-        return self.value[tuple(E.const(0) if static(s) == 1 else point[n] for n, s in zip(self.labels, sizes))]
+        axes = zip(self.labels, self.value.shape)
+        return self.value[tuple(E.const(0) if static(size) == 1 else point[n] for n, size in axes)]
 
 
 @lowering("Einsum")
@@ -50,8 +50,8 @@ def einsum(c: Context) -> Value:
     result = terms[0]
     for position, term in enumerate(terms[1:], 1):
         later = {n for t in terms[position + 1 :] for n in t.labels} | set(output)
-        last = position == len(terms) - 1
-        kept = output if last else tuple(dict.fromkeys(n for n in (*result.labels, *term.labels) if n in later))
+        kept = tuple(dict.fromkeys(n for n in (*result.labels, *term.labels) if n in later))
+        kept = output if position == len(terms) - 1 else kept
         result = _contract(c, [result, term], kept, sizes)
     return (_contract(c, [result], output, sizes) if len(terms) == 1 else result).value
 
@@ -59,7 +59,7 @@ def einsum(c: Context) -> Value:
 def _term(c: Context, text: str, value: Value) -> Term:
     named = text.replace("...", "")
     count = value.rank - len(named)
-    if count < 0 or (count and "..." not in text) or not named.isalpha() and named:
+    if count < 0 or (count and "..." not in text) or (named and not named.isalpha()):
         raise c.error(f"term '{text}' does not fit an input of rank {value.rank}")
     return Term(value, _expand(text, [f"...{n}" for n in range(count - 1, -1, -1)]))
 

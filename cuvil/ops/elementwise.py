@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -10,7 +11,6 @@ from cuvil.ir.expr import Expr
 from cuvil.ir.graph import ONNX_TYPES
 from cuvil.ir.primitives import Value
 from cuvil.ops.registry import Context, lowering
-
 
 
 def softplus(x: Expr) -> Expr:
@@ -172,10 +172,6 @@ def isinf(c: Context) -> Value:
 # --- two arguments --------------------------------------------------------------------------------
 
 
-def _truncating_mod(a: Expr, b: Expr) -> Expr:
-    return E.binary("fmod", a, b)
-
-
 _BINARY: dict[str, Callable[[Expr, Expr], Expr]] = {
     "Add": lambda a, b: a + b,
     "And": lambda a, b: E.logical("and", a, b),
@@ -205,17 +201,33 @@ def binary(c: Context) -> Value:
 @lowering("Mod")
 def modulo(c: Context) -> Value:
     """Remainder with the divisor's sign, or with fmod=1 C's remainder."""
-    return c.b.elementwise(_truncating_mod if c.attr("fmod", 0) else E.mod, c[0], c[1])
+    return c.b.elementwise(_remainder if c.attr("fmod", 0) else _modulo, c[0], c[1])
+
+
+def _remainder(a: Expr, b: Expr) -> Expr:
+    return E.binary("fmod", a, b)
+
+
+def _modulo(a: Expr, b: Expr) -> Expr:
+    if not E.is_float(a.dtype):
+        return E.mod(a, b)
+    r, zero = _remainder(a, b), E.const(0, a.dtype)
+    moved = E.select(E.ne(r < 0, b < 0), r + b, r)
+    return E.select(E.eq(r, 0), E.select(b < 0, -zero, zero), moved)
 
 
 @lowering("BitShift")
 def bit_shift(c: Context) -> Value:
-    """Logical shifts of unsigned integers; a shift by the width or more gives 0."""
-    op = "shl" if c.attr("direction") == "LEFT" else "shr"
+    """Shifts, to the right with the sign; by less than 0 or by the width or more all bits go."""
+    left = c.attr("direction") == "LEFT"
 
     def f(a: Expr, b: Expr) -> Expr:
         width = E.numpy_dtype(a.dtype).itemsize * 8
-        return E.select(b < width, E.binary(op, a, b), E.const(0, a.dtype))
+        gone = E.const(0, a.dtype)
+        if not left and not a.dtype.startswith("u"):
+            gone = E.select(a < 0, E.const(-1, a.dtype), gone)
+        fits = b < width if b.dtype.startswith("u") else E.le(0, b) & (b < width)
+        return E.select(fits, E.binary("shl" if left else "shr", a, b), gone)
 
     return c.b.elementwise(f, c[0], c[1])
 
@@ -245,15 +257,26 @@ def power(c: Context) -> Value:
 # --- several arguments ----------------------------------------------------------------------------
 
 
-@lowering("Sum", "Mean", "Max", "Min")
+def _propagating(step: Callable[[Expr, Expr], Expr]) -> Callable[[Expr, Expr], Expr]:
+    """`step`, which keeps a NaN on its left, made to keep one on its right too."""
+
+    def f(a: Expr, b: Expr) -> Expr:
+        return E.select(E.unary("isnan", b), b, step(a, b)) if E.is_float(b.dtype) else step(a, b)
+
+    return f
+
+
+_VARIADIC: dict[str, Callable[[Expr, Expr], Expr]] = {
+    "Sum": E.add, "Mean": E.add, "Max": _propagating(E.maximum), "Min": _propagating(E.minimum),
+}  # fmt: skip
+
+
+@lowering(*_VARIADIC)
 def variadic(c: Context) -> Value:
     """Sum, mean, largest or smallest of any number of broadcast inputs."""
-    step = {"Sum": E.add, "Mean": E.add, "Max": E.maximum, "Min": E.minimum}[c.node.op]
 
     def f(*xs: Expr) -> Expr:
-        total = xs[0]
-        for x in xs[1:]:
-            total = step(total, x)
+        total = functools.reduce(_VARIADIC[c.node.op], xs)
         return total / len(xs) if c.node.op == "Mean" else total
 
     return c.b.elementwise(f, *(c[i] for i in range(len(c.inputs))))
@@ -302,13 +325,15 @@ def dropout(c: Context) -> list[Value]:
     """Inference: the input itself, and a mask of ones."""
     training = c.optional(2)
     if training is not None and not (training.is_constant and not training.array.any()):
-        raise c.unsupported("training_mode must be known to be false at compile time")
+        raise c.unsupported("training mode; training_mode must be a constant false")
     return [c.b.elementwise(lambda x: x, c.x), c.b.map(c.x.shape, lambda *i: E.const(True, "bool"))]
 
 
 @lowering("BatchNormalization")
 def batch_normalization(c: Context) -> Value:
     """Inference form: scale * (x - mean) / sqrt(var + epsilon) + bias, per channel (axis 1)."""
+    if c.attr("training_mode", 0):
+        raise c.unsupported("training mode")
     epsilon = c.attr("epsilon", 1e-5)
     x, scale, bias, mean, variance = (c[i] for i in range(5))
 

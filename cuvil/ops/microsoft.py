@@ -15,7 +15,12 @@ from cuvil.ops.contraction import conv, gemm, integer_product, matmul_value
 from cuvil.ops.elementwise import clipped, gelu_exact, gelu_tanh
 from cuvil.ops.movement import concat
 from cuvil.ops.quantization import (
-    dequantize_linear, dynamically_quantized, quantize_linear, real, saturate, scalar,
+    dequantize_linear,
+    dynamically_quantized,
+    quantize_linear,
+    real,
+    saturate,
+    scalar,
 )  # fmt: skip
 from cuvil.ops.reduction import average_value, layer_norm, mean, rms_norm, softmax_value
 from cuvil.ops.registry import Context, lowering
@@ -142,10 +147,11 @@ def qgemm(c: Context) -> Value:
     left = b.transpose(c[0], [1, 0]) if c.attr("transA", 0) else c[0]
     right = b.transpose(c[3], [1, 0]) if c.attr("transB", 0) else c[3]
     total = integer_product(b, left, c[2], right, c[5])
+    alpha: float = c.attr("alpha", 1.0)
 
     def body(*i: Expr) -> Expr:
         t = total[i] if bias is None else total[i] + broadcast_load(bias, i)
-        y = E.cast(t, "float32") * (scalar(a_scale) * broadcast_load(b_scale, i) * c.attr("alpha", 1.0))
+        y = E.cast(t, "float32") * (scalar(a_scale) * broadcast_load(b_scale, i) * alpha)
         if y_scale is None:
             return y
         zero = None if y_zero is None else scalar(y_zero)
@@ -246,7 +252,8 @@ def qlinear_concat(c: Context) -> Value:
     parts = []
     for k in range(2, len(c.inputs), 3):
         v, s, z = c[k], c[k + 1], c[k + 2]
-        parts.append(v if _same(s, scale) and _same(z, zero) else _quantized(c.b, _as_is, [(v, s, z)], scale, zero))
+        same = _same(s, scale) and _same(z, zero)
+        parts.append(v if same else _quantized(c.b, _as_is, [(v, s, z)], scale, zero))
     return concat(c.b, parts, c.axis(parts[0].rank))
 
 

@@ -145,8 +145,8 @@ def concat(b: Builder, parts: Sequence[Value], axis: int) -> Value:
         result: Expr | None = None
         for part, start in reversed(list(zip(parts, starts))):
             at = tuple(v - start if k == axis else v for k, v in enumerate(i))
-            here = part[at]
-            result = here if result is None else E.select(E.lt(i[axis], start + part.shape[axis]), here, result)
+            inside = E.lt(i[axis], start + part.shape[axis])
+            result = part[at] if result is None else E.select(inside, part[at], result)
         assert result is not None
         return result
 
@@ -312,7 +312,8 @@ def scatter_elements(c: Context) -> Value:
 
 
 def _combine(c: Context) -> str:
-    return {"none": "set", "add": "sum", "mul": "prod"}.get(c.attr("reduction", "none"), c.attr("reduction"))
+    reduction: str = c.attr("reduction", "none")
+    return {"none": "set", "add": "sum", "mul": "prod"}.get(reduction, reduction)
 
 
 @lowering("Pad")
@@ -442,8 +443,11 @@ def space_to_depth(c: Context) -> Value:
     s = c.attr("blocksize")
 
     def body(b: Expr, d: Expr, y: Expr, x: Expr) -> Expr:
-        block = E.floordiv(d, channels)
-        return c.x[(b, E.mod(d, channels), y * s + E.floordiv(block, s), x * s + E.mod(block, s))]
+        if c.attr("mode", "DCR") == "CRD":
+            source, block = E.floordiv(d, s * s), E.mod(d, s * s)
+        else:
+            source, block = E.mod(d, channels), E.floordiv(d, channels)
+        return c.x[(b, source, y * s + E.floordiv(block, s), x * s + E.mod(block, s))]
 
     return c.b.map([n, channels * (s * s), E.floordiv(h, s), E.floordiv(w, s)], body)
 

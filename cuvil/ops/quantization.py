@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import ml_dtypes
+
 from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr
 from cuvil.ir.graph import ONNX_TYPES
@@ -27,7 +29,7 @@ def _parameter(c: Context, x: Value, p: Value) -> Callable[[tuple[Expr, ...]], E
 
 def saturate(x: Expr, zero: Expr | None, dtype: str) -> Expr:
     """A float rounded half to even, plus a zero point, saturated to an integer type."""
-    info = E.ml_dtypes.iinfo(E.numpy_dtype(dtype))
+    info = ml_dtypes.iinfo(E.numpy_dtype(dtype))
     rounded = E.unary("round", x)
     if zero is not None and not (zero.is_const and zero.attr == 0):
         rounded = rounded + E.cast(E.cast(zero, "int32"), x.dtype)

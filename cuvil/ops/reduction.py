@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr
@@ -207,7 +207,8 @@ def lp_normalization(c: Context) -> Value:
     """x divided by its norm of order p along an axis."""
     b, x = c.b, c.x
     axis, p = c.axis(x.rank, -1), c.attr("p", 2)
-    total = b.reduce_axes("sum", x, [axis], True, (lambda e: e * e) if p == 2 else (lambda e: E.unary("abs", e)))
+    power: Callable[[Expr], Expr] = (lambda e: e * e) if p == 2 else (lambda e: E.unary("abs", e))
+    total = b.reduce_axes("sum", x, [axis], True, power)
     norm = b.elementwise(lambda s: E.unary("sqrt", s), total) if p == 2 else total
     return b.elementwise(lambda v, n: E.select(E.eq(n, 0), n, v / n), x, norm)
 
@@ -258,7 +259,7 @@ def max_pool(c: Context) -> list[Value]:
         spatial = range(len(source)) if not c.attr("storage_order", 0) else range(len(source) - 1, -1, -1)
         for axis in spatial:
             flat = flat * x.shape[2 + axis] + source[axis]
-        return E.select(E.eq(padded[(*i[:2], *at)], y[i]), flat, E.const((1 << 62)))
+        return E.select(E.eq(padded[(*i[:2], *at)], y[i]), flat, E.const(1 << 62))
 
     return [y, b.reduce("min", shape, kernel, where)]
 
@@ -294,7 +295,8 @@ def average_value(c: Context, x: Value) -> Value:
         for axis, position in enumerate(i[2:]):
             n = n * _taps_inside(win, axis, position, x.shape[2 + axis], include)
         if n.is_const and E.is_float(x.dtype):
-            return total[i] * (1.0 / n.attr)
+            taps: int = n.value
+            return total[i] * (1.0 / taps)
         return total[i] / E.cast(n, x.dtype)
 
     return b.map(shape, divide)

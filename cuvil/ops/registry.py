@@ -14,7 +14,6 @@ from cuvil.ir.expr import Expr
 from cuvil.ir.graph import Graph, Node
 from cuvil.ir.primitives import Builder, Value, static
 
-
 Subgraph = Callable[[Graph], list[Value]]
 """Lowers a graph inside of the node being lowered and returns the values of its outputs."""
 

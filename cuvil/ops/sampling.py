@@ -125,12 +125,14 @@ def _weighted_sum(b: Builder, shape: Sequence[Expr], taps: Sequence[int], term: 
 def roi_align(c: Context) -> Value:
     """The mean or maximum of bilinear samples in each cell of each region."""
     b, x, rois, batch = c.b, c[0], c[1], c[2]
-    ratio, kind = c.attr("sampling_ratio", 0), x.dtype
+    ratio: int = c.attr("sampling_ratio", 0)
+    kind = x.dtype
     if ratio <= 0:
         raise c.unsupported("sampling_ratio 0 takes a number of samples that depends on the data")
-    cells = [c.attr("output_height", 1), c.attr("output_width", 1)]
+    cells: list[int] = [c.attr("output_height", 1), c.attr("output_width", 1)]
     half = c.attr("coordinate_transformation_mode", "half_pixel") == "half_pixel"
-    scale, size = c.attr("spatial_scale", 1.0), x.shape[2:]
+    scale: float = c.attr("spatial_scale", 1.0)
+    size = x.shape[2:]
 
     def corner(r: Expr, column: int) -> Expr:
         return rois[(r, E.const(column))] * scale - (0.5 if half else 0.0)
@@ -160,7 +162,8 @@ def roi_align(c: Context) -> Value:
             part = p - E.cast(low, kind)
             corners.append([(low, 1 - part), (E.minimum(low + 1, size[axis] - 1), part)])
         image = E.minimum(E.maximum(E.cast(batch[r], E.INDEX), 0), x.shape[0] - 1)
-        terms = [E.load(x, (image, channel, y, z)) * (wy * wz) for y, wy in corners[0] for z, wz in corners[1]]
+        pairs = itertools.product(*corners)
+        terms = [E.load(x, (image, channel, y, z)) * (wy * wz) for (y, wy), (z, wz) in pairs]
         total = functools.reduce(E.maximum if op == "max" else E.add, terms)
         return E.select(inside, total, E.const(0, kind))
 

@@ -21,17 +21,18 @@ def dft(c: Context) -> Value:
     x, inverse, onesided = c.x, bool(c.attr("inverse", 0)), bool(c.attr("onesided", 0))
     (given,) = c.static_ints(2, "axis") or [-2]
     axis = c.normal(given, x.rank)
-    (asked,) = c.static_ints(1, "dft_length") or [None]
-    held = static(x.shape[axis])
+    held, wanted = static(x.shape[axis]), c.static_ints(1, "dft_length")
     if held is None:
         raise c.unsupported("the length of the transform must be known at compile time")
-    length = asked if asked is not None else 2 * (held - 1) if inverse and onesided else held
+    length = wanted[0] if wanted else 2 * (held - 1) if inverse and onesided else held
     if not 0 < length <= MAX_LENGTH:
         raise c.unsupported(f"a transform of {length} points; 1 to {MAX_LENGTH} are supported")
     return transform(c.b, x, axis, length, min(held, length), inverse, onesided)
 
 
-def transform(b: Builder, x: Value, axis: int, length: int, used: int, inverse: bool, onesided: bool) -> Value:
+def transform(
+    b: Builder, x: Value, axis: int, length: int, used: int, inverse: bool, onesided: bool
+) -> Value:
     """The discrete Fourier transform of `length` points of the first `used` entries of `axis`."""
     is_complex = static(x.shape[-1]) == 2
     real_result = inverse and onesided
@@ -67,8 +68,8 @@ def stft(c: Context) -> Value:
     """Transforms of windowed frames of a signal [batch, length, 1 or 2], [batch, frames, points, 2]."""
     b, x, window = c.b, c.x, c.optional(2)
     (step,) = c.static_ints(1, "frame_step") or [0]
-    (asked,) = c.static_ints(3, "frame_length") or [None]
-    size = asked if asked is not None else static(window.shape[0]) if window is not None else None
+    wanted = c.static_ints(3, "frame_length")
+    size = wanted[0] if wanted else static(window.shape[0]) if window is not None else None
     if size is None or not 0 < size <= MAX_LENGTH or step <= 0:
         raise c.unsupported(f"frames must have a known length, at most {MAX_LENGTH}, and a positive step")
     frames = E.floordiv(x.shape[1] - size, step) + 1

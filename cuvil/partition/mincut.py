@@ -46,7 +46,9 @@ class _Network:
         return set(near)
 
 
-def swap(problem: Problem, placement: Sequence[int], a: int, b: int, price: Sequence[float] = ()) -> Placement:
+def swap(
+    problem: Problem, placement: Sequence[int], a: int, b: int, price: Sequence[float] = ()
+) -> Placement:
     """The best placement that differs from `placement` only by moves between devices `a` and `b`.
 
     Args:

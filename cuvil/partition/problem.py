@@ -96,8 +96,10 @@ class Problem:
         """The devices' parts can run one after the other, each in one piece."""
         import networkx as nx
 
-        quotient = nx.DiGraph((placement[a], placement[b]) for a, b in self.edges() if placement[a] != placement[b])
-        return bool(nx.is_directed_acyclic_graph(quotient))
+        quotient = nx.DiGraph(
+            (placement[a], placement[b]) for a, b in self.edges() if placement[a] != placement[b]
+        )
+        return bool(nx.is_directed_acyclic_graph(quotient))  # type: ignore[no-untyped-call]
 
 
 def contract(problem: Problem, together: Sequence[Sequence[int]]) -> tuple[Problem, list[int]]:
@@ -110,7 +112,7 @@ def contract(problem: Problem, together: Sequence[Sequence[int]]) -> tuple[Probl
 
     merged = nx.utils.UnionFind(range(problem.nodes))
     for nodes in together:
-        merged.union(*nodes)
+        merged.union(*nodes)  # type: ignore[no-untyped-call]
     graph = nx.DiGraph()
     graph.add_nodes_from(merged[v] for v in range(problem.nodes))
     graph.add_edges_from((merged[a], merged[b]) for a, b in problem.edges() if merged[a] != merged[b])

@@ -112,7 +112,9 @@ class State:
             self.loads[source] += sign * self._leave[k][source]
 
 
-def improve(problem: Problem, placement: Sequence[int], objective: str, moves: int = 20_000, seed: int = 1) -> Placement:
+def improve(
+    problem: Problem, placement: Sequence[int], objective: str, moves: int = 20_000, seed: int = 1
+) -> Placement:
     """A placement at least as good: simulated annealing from `placement`, then descent.
 
     Args:

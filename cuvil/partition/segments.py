@@ -63,7 +63,9 @@ def _close(graph: Graph, device: str, indices: list[int]) -> Segment:
     reads = dict.fromkeys(n for i in indices for n in _reads(graph.nodes[i]))
     inputs = tuple(n for n in reads if n not in made and n not in graph.constants)
     outputs = [n for i in indices for n in graph.nodes[i].outputs if n in read_outside]
-    ordered = sorted(dict.fromkeys(outputs), key=lambda n: graph.outputs.index(n) if n in graph.outputs else -1)
+    ordered = sorted(
+        dict.fromkeys(outputs), key=lambda n: graph.outputs.index(n) if n in graph.outputs else -1
+    )
     return Segment(device, tuple(indices), inputs, tuple(ordered))
 
 
@@ -89,7 +91,9 @@ def device_graph(graph: Graph, plan: Sequence[Segment], device: str, name: str) 
         for i in segment.nodes:
             node = graph.nodes[i]
             metadata = {**node.metadata, SEGMENT_KEY: str(k)}
-            nodes.append(Node(node.op, node.inputs, node.outputs, node.attrs, node.name, node.domain, metadata))
+            nodes.append(
+                Node(node.op, node.inputs, node.outputs, node.attrs, node.name, node.domain, metadata)
+            )
     made = {n for node in nodes for n in node.outputs}
     inputs = dict.fromkeys(n for _, s in mine for n in s.inputs if n not in made)
     outputs = dict.fromkeys(n for _, s in mine for n in s.outputs)

@@ -49,7 +49,9 @@ class Solution:
         return (self.value - self.lower_bound) / self.value if self.value > 0 else 0.0
 
 
-def solve(problem: Problem, objective: str, limit: int = IDEALS, moves: int = MOVES, runs: int = RUNS) -> Solution:
+def solve(
+    problem: Problem, objective: str, limit: int = IDEALS, moves: int = MOVES, runs: int = RUNS
+) -> Solution:
     """Place every node.
 
     Args:
@@ -78,7 +80,9 @@ def _single(problem: Problem) -> Solution:
 def _does_not_fit(problem: Problem) -> CuvilError:
     need = float(problem.size.min(axis=1).sum())
     have = float(problem.capacity.sum())
-    return CuvilError(f"needs about {need:.3g} bytes, the memories of its devices hold {have:.3g}", "partition")
+    return CuvilError(
+        f"needs about {need:.3g} bytes, the memories of its devices hold {have:.3g}", "partition"
+    )
 
 
 # --- latency --------------------------------------------------------------------------------------
@@ -216,4 +220,3 @@ def throughput_bound(problem: Problem, steps: int = 400) -> float:
         weights = weights * np.exp(loads / top / math.sqrt(1 + step))
         weights /= weights.sum()
     return bound
-

@@ -223,5 +223,5 @@ def _curve(way: Sequence[layers.Point]) -> str:
     return text
 
 
-def _short(text: str, limit: int = 22) -> str:
+def _short(text: str, limit: int = 20) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"

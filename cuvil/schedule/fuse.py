@@ -157,11 +157,25 @@ class Inliner:
             )
         if contractions or any(r not in self.inlined and _hosts(r) for r in self.readers[value]):
             return False
+        reduced = any(isinstance(r.definition, Reduce) for r in self.readers[value])
+        if reduced and self._completes_contraction(value):
+            return False
         if len(roots) == 1:
             return self._is_once(value)
         epilogue = any(isinstance(s.definition, Reduce) and s.shape == value.shape for s in sources)
         varying = [e for e in loads if not e.attr.is_constant]
         return work <= 2 and len(varying) <= 1 and len(loads) <= 2 and not epilogue
+
+    def _completes_contraction(self, value: Value) -> bool:
+        """Element-wise work on the sums of one contraction: its epilogue, better done once there."""
+        for source in operands(value):
+            if source.shape == value.shape and source not in self.outputs:
+                if is_contraction(source):
+                    return True
+                alone = isinstance(source.definition, Map) and len(self.readers[source]) == 1
+                if alone and self._completes_contraction(source):
+                    return True
+        return False
 
     def _stays_affine(self, value: Value, d: Map) -> bool:
         """The view keeps plain strides also as its readers use it."""

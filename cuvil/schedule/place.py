@@ -28,7 +28,21 @@ def as_pad(value: Value) -> tuple[Value, tuple[Expr, ...], Expr] | None:
         return None
     if any(n.lo < 0 for n in low):
         return None
+    bounds: set[Expr] = set()
+    for i, n, size, total in zip(inner.args, low, inner.attr.shape, value.shape):
+        before, after = static(n) != 0, static(total - n - size) != 0
+        bounds.update([E.le(0, i)] if before else [])
+        bounds.update([E.lt(i, size)] if after else [])
+    if _conjuncts(condition) != {e for e in bounds if not e.is_const}:
+        return None  # what is kept is not the whole source, as in a triangle
     return inner.attr, low, fill
+
+
+def _conjuncts(condition: Expr) -> set[Expr]:
+    """The terms of a conjunction."""
+    if condition.op == "and":
+        return _conjuncts(condition.args[0]) | _conjuncts(condition.args[1])
+    return {condition}
 
 
 def as_join(value: Value) -> list[tuple[Value, int, Expr]] | None:

@@ -4,9 +4,9 @@
 with names of cases (or beginnings of names) instead it prints how these fare.
 
 A case passes where all outputs agree with the suite's within the suite's tolerances, or for floats
-within `ULPS` units in the last place of the output's largest element (what is near 0 by cancellation).  Inputs that a
-lowering must know at compile time (axes, shapes) are inputs of the graph in these cases; such a case
-does not pass, but is tried once more with them as constants, which is recorded apart.
+within `ULPS` units in the last place of the output's largest element (what cancels to near 0).  Inputs
+that a lowering must know at compile time (axes, shapes) are inputs of the graph in these cases; such a
+case does not pass, but is tried once more with them as constants, which is recorded apart.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ RUN_TIME = "needs a run-time value at compile time"
 
 CONSTANTS = frozenset((
     "axes", "axis", "block_shape", "delta", "depth", "dft_length", "diagonal", "ends", "frame_length",
-    "frame_step", "image_shape", "K", "k", "limit", "output_shape", "pads", "ratio", "repeats", "roi", "scales",
-    "shape", "size", "sizes", "split", "start", "starts", "steps", "training_mode",
+    "frame_step", "image_shape", "K", "k", "limit", "output_shape", "pads", "ratio", "repeats", "roi",
+    "scales", "shape", "size", "sizes", "split", "start", "starts", "steps", "training_mode",
 ))  # fmt: skip
 """Formal names of inputs that lowerings need at compile time."""
 
@@ -147,7 +147,8 @@ def _with_constants(case: Any) -> onnx.ModelProto:
         formal = onnx.defs.get_schema(node.op_type, opset).inputs
         for position, name in enumerate(node.input):
             parameter = formal[min(position, len(formal) - 1)]
-            if parameter.name in CONSTANTS and name in values:
+            wanted = parameter.name in CONSTANTS or node.op_type == "ConstantOfShape"
+            if wanted and name in values:
                 fixed.add(name)
     kept = [v for v in model.graph.input if v.name not in fixed]
     del model.graph.input[:]

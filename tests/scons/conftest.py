@@ -58,10 +58,12 @@ class Tree:
 
     Args:
         folder: where it lies.
+        package: the folder of the `cuvil` that it uses.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, package: Path) -> None:
         self.folder = folder
+        self.package = package
         self.model = folder / "models" / "tiny.onnx"
         self.board = folder / "targets" / "board.yaml"
         self.out = folder / "build" / "board" / "tiny"
@@ -72,9 +74,9 @@ class Tree:
         """Run ``scons -Q`` with `arguments`; its exit status must be `status` unless that is None."""
         inherited = {k: v for k, v in os.environ.items() if k not in ("SCONSFLAGS", "PYTHONHASHSEED")}
         done = subprocess.run(
-            [sys.executable, "-B", "-m", "SCons", "-Q", *arguments],
+            [sys.executable, "-m", "SCons", "-Q", *arguments],
             cwd=self.folder,
-            env={**inherited, "PYTHONPATH": str(REPOSITORY), **(env or {})},
+            env={**inherited, "PYTHONPATH": str(self.package.parent), **(env or {})},
             capture_output=True,
             text=True,
             timeout=300,
@@ -102,16 +104,15 @@ class Tree:
 
     def add_package(self) -> None:
         """Give the tree a copy of Cuvil of its own, which it then uses."""
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(REPOSITORY / "cuvil", self.folder / "cuvil", ignore=ignored)
+        shutil.copytree(self.package, self.folder / "cuvil")
 
     def copy(self, folder: Path) -> Tree:
         """The same project, with all that has been built, in another folder."""
         shutil.copytree(self.folder, folder)
-        return Tree(folder)
+        return Tree(folder, self.package)
 
 
-def _fresh(folder: Path) -> Tree:
+def _fresh(folder: Path, package: Path) -> Tree:
     (folder / "models").mkdir(parents=True)
     (folder / "targets").mkdir()
     for name in ("SConstruct", "site_scons"):
@@ -120,7 +121,7 @@ def _fresh(folder: Path) -> Tree:
             shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(source, folder / name)
-    tree = Tree(folder)
+    tree = Tree(folder, package)
     (folder / "cuvil.yaml").write_text(PROJECT, encoding="utf-8")
     tree.board.write_text(BOARD, encoding="utf-8")
     save(tiny_model(0), tree.model)
@@ -130,15 +131,23 @@ def _fresh(folder: Path) -> Tree:
     return tree
 
 
+@pytest.fixture(scope="session")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Cuvil as it is now, whatever is edited while the tests run."""
+    folder = tmp_path_factory.mktemp("package") / "cuvil"
+    shutil.copytree(REPOSITORY / "cuvil", folder, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
 @pytest.fixture
-def fresh(tmp_path: Path) -> Tree:
+def fresh(tmp_path: Path, package: Path) -> Tree:
     """A project of which nothing has been built."""
-    return _fresh(tmp_path / "project")
+    return _fresh(tmp_path / "project", package)
 
 
 @pytest.fixture(scope="session")
-def _built(tmp_path_factory: pytest.TempPathFactory) -> Tree:
-    tree = _fresh(tmp_path_factory.mktemp("scons") / "project")
+def _built(tmp_path_factory: pytest.TempPathFactory, package: Path) -> Tree:
+    tree = _fresh(tmp_path_factory.mktemp("scons") / "project", package)
     tree.scons()
     return tree
 
@@ -150,6 +159,6 @@ def built(_built: Tree, tmp_path: Path) -> Tree:
 
 
 @pytest.fixture
-def make_tree(tmp_path: Path) -> Callable[[str], Tree]:
+def make_tree(tmp_path: Path, package: Path) -> Callable[[str], Tree]:
     """Makes further projects of which nothing has been built, by name of the folder."""
-    return lambda name: _fresh(tmp_path / name)
+    return lambda name: _fresh(tmp_path / name, package)

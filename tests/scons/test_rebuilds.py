@@ -54,10 +54,9 @@ def test_an_edited_module_reruns_the_stages_that_use_it(built: Tree) -> None:
     ran = built.stages()
     assert "PARTITION" in ran and "CC" not in ran  # its output is what it was
     assert built.artefacts() == before
-    text = "no part of the model runs on this device"
     built.edit("cuvil/codegen/program.py", "do not edit. */", "do not edit! */")
     assert "CODEGEN" in built.stages()
-    assert b"do not edit! */" in built.artefacts()["codegen/tiny_cpu0.c"], text
+    assert b"do not edit! */" in built.artefacts()["codegen/tiny_cpu0.c"]
 
 
 def test_another_model_rebuilds_nothing(built: Tree) -> None:
