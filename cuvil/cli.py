@@ -255,6 +255,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="LIB.so",
         help="the library; an archive where it ends in .a",
     )
+    command("cost", "Predict the latency of a model, kernel by kernel", _cost, summary.costed, model)
     command("partition", "Say which device runs what", _partition, summary.partitioned, model)
     sub = command(
         "verify",
@@ -269,6 +270,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     sub = command("bench", "Measure the latency of a model's library", _bench, summary.benchmarked, model)
     sub.add_argument("--data", type=Path, metavar="FILE.npz", help="samples of the inputs")
+    sub = command("report", "Write an HTML page on a compiled model", _report, summary.reported, model)
+    sub.add_argument("--output", type=Path, required=True, metavar="FILE.html", help="the page")
     sub = command("targets", "List the profiles, or show one", _targets, summary.targets)
     sub.add_argument("--show", metavar="NAME", help="a profile with all that is derived, in SI units")
     sub = command("probe", "Write a profile of this machine", _probe, summary.probed)
@@ -288,6 +291,10 @@ def _compile(args: argparse.Namespace, progress: Progress) -> Any:
     return commands.compile_library(_job(args), args.output, progress)
 
 
+def _cost(args: argparse.Namespace, progress: Progress) -> Any:
+    return commands.cost(_job(args), progress)
+
+
 def _partition(args: argparse.Namespace, progress: Progress) -> Any:
     return commands.partition(_job(args), progress)
 
@@ -298,6 +305,10 @@ def _verify(args: argparse.Namespace, progress: Progress) -> Any:
 
 def _bench(args: argparse.Namespace, progress: Progress) -> Any:
     return commands.bench(_job(args), args.data, progress)
+
+
+def _report(args: argparse.Namespace, progress: Progress) -> Any:
+    return commands.write_report(_job(args), args.output, progress)
 
 
 def _targets(args: argparse.Namespace, progress: Progress) -> Any:

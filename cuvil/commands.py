@@ -19,7 +19,7 @@ from cuvil.errors import CuvilError
 from cuvil.target import profiles
 
 if TYPE_CHECKING:  # loaded where they are needed, so that light commands start fast
-    from cuvil.ir.graph import TensorType
+    from cuvil.ir.graph import Graph, TensorType
     from cuvil.report.verify import Subject
     from cuvil.stages import Layout, Progress
     from cuvil.target.schema import Target
@@ -200,11 +200,63 @@ def partition(job: Job, progress: Progress | None = None) -> dict[str, Any]:
         }
 
 
+def cost(job: Job, progress: Progress | None = None) -> dict[str, Any]:
+    """The predicted latency with its interval, by kernel, and the transfers between devices."""
+    with opened(job) as work:
+        run_until(work, "quantize", progress)
+        return {
+            "model": work.out.model,
+            "target": work.target.name,
+            **_estimate(work),
+            "notes": _cost_notes(work),
+        }
+
+
+def _estimate(work: Work) -> dict[str, Any]:
+    """The prediction for the kernels that will run, of the graphs that the quantize stage has left."""
+    from cuvil.cost import estimate
+    from cuvil.frontend.onnx_reader import read_model
+    from cuvil.ir import expr
+    from cuvil.partition.segments import Segment, split_device_graph
+
+    expr.clear()
+    out, board = work.out, work.target.slice("partition")
+    placed = _json(out.partition)["segments"]
+    pieces: dict[int, Graph] = {}
+    for device in dict.fromkeys(s["device"] for s in placed):
+        mine = {k: s for k, s in enumerate(placed) if s["device"] == device}
+        pieces |= split_device_graph(read_model(out.quantized(device)), mine)
+    parts = [
+        (
+            estimate.machine_of(board, s["device"]),
+            estimate.scheduled(pieces[k], board, s["device"], work.job.tuned),
+        )
+        for k, s in enumerate(placed)
+    ]
+    segments = [
+        Segment(s["device"], tuple(s["nodes"]), tuple(s["inputs"]), tuple(s["outputs"])) for s in placed
+    ]
+    moved = estimate.crossing(read_model(out.graph), board, segments, {})
+    return estimate.assembled(parts, {}, moved).to_json()
+
+
+def _cost_notes(work: Work) -> list[str]:
+    from cuvil.frontend.onnx_reader import read_model
+
+    graph = read_model(work.out.graph)
+    open_sizes = dict.fromkeys(
+        dim for n in graph.inputs for dim in graph.types[n].shape or () if isinstance(dim, str)
+    )
+    if not open_sizes:
+        return list(work.notes)
+    return [*work.notes, f"predicted for {', '.join(f'{n} = 1' for n in open_sizes)}; bind them with --shape"]
+
+
 def verify(job: Job, data: Path | None, progress: Progress | None = None) -> dict[str, Any]:
     """Compile the model, run it and compare it with onnxruntime; the fields of `report.verify.Verification`.
 
     Args:
-        data: ``.npz`` with samples by input, and their classes as ``label`` if there are any; random where None.
+        data: ``.npz`` with samples by input, and their classes as ``label``; random inputs where None.
     """
     from cuvil.report import verify as checks
 
@@ -264,7 +316,6 @@ def report(job: Job, progress: Progress | None = None) -> dict[str, Any]:
                     "buffers": plan["arena"] if known else [],
                 }
             )
-        workspaces = [arena["bytes"] for arena in arenas]
         return {
             **predicted,
             "model": out.model,
@@ -284,10 +335,21 @@ def report(job: Job, progress: Progress | None = None) -> dict[str, Any]:
                 for i, node in enumerate(graph.nodes)
             ],
             "arenas": arenas,
-            "workspace_bytes": None if None in workspaces else max(workspaces, default=0),
+            "workspace_bytes": _json(out.interface["json"])["workspace_bytes"],
             "weights_bytes": sum(out.generated(d)["bin"].stat().st_size for d in out.devices),
-            "notes": list(work.notes),
+            "notes": _cost_notes(work),
         }
+
+
+def write_report(job: Job, output: Path, progress: Progress | None = None) -> dict[str, Any]:
+    """Write `report` as an HTML page; returns it with the page's path."""
+    from cuvil.report import html
+
+    if output.is_dir():
+        raise CuvilError("is a folder; name the page to write", f"--output {output}")
+    found = report(job, progress)
+    fsio.write_text(output, html.page(found))
+    return {"page": str(output), **found}
 
 
 def run_until(work: Work, last: str, progress: Progress | None = None) -> None:
@@ -303,9 +365,12 @@ def run_until(work: Work, last: str, progress: Progress | None = None) -> None:
         return
     say("quantize")
     stages.run_quantize(out, target.slice("quantize"), job.calibration, progress)
-    for device in out.devices if last == "codegen" else ():
+    if last == "quantize":
+        return
+    for device in out.devices:
         say(f"codegen {device}")
         stages.run_codegen(out, device, target.slice("codegen"), job.tuned)
+    stages.run_interface(out, target.slice("codegen"))
 
 
 def list_targets() -> dict[str, Any]:

@@ -43,12 +43,7 @@ Shapes = Mapping[str, Sequence[int | str]]
 Progress = Callable[[str], None]
 
 MODULES = {
-    "import": (
-        "cuvil.frontend.importer",
-        "cuvil.rewrite.simplify",
-        "cuvil.rewrite.integer",
-        "cuvil.frontend.onnx_writer",
-    ),
+    "import": ("cuvil.frontend.importer", "cuvil.rewrite.simplify", "cuvil.frontend.onnx_writer"),
     "partition": ("cuvil.partition.partitioner",),
     "quantize": ("cuvil.quantize.quantizer",),
     "codegen": (
@@ -151,7 +146,6 @@ def run_import(model: Path, out: Layout, shapes: Shapes | None = None, io_format
     elif io_format != "nchw":
         raise CuvilError("is no I/O format; nchw and nhwc are", repr(io_format))
     simplify.simplify(graph)
-    integer.expand(graph)
     write_model(graph, out.graph)
 
 

@@ -63,16 +63,20 @@ extern void cuvil_tick(const char *kernel);
 """
 
 _INTEGER_HELPERS = """
+static inline int64_t cv_div(int64_t a, int64_t b) {
+    return b == 0 ? 0 : b == -1 ? (int64_t)(0 - (uint64_t)a) : a / b;
+}
+static inline uint64_t cv_udiv(uint64_t a, uint64_t b) { return b == 0 ? 0 : a / b; }
+static inline uint64_t cv_umod(uint64_t a, uint64_t b) { return b == 0 ? 0 : a % b; }
 static inline int64_t cv_floordiv(int64_t a, int64_t b) {
-    if (b == 0) return 0;
+    if (b == 0 || b == -1) return cv_div(a, b);
     return a / b - ((a % b != 0) & ((a < 0) != (b < 0)));
 }
 static inline int64_t cv_mod(int64_t a, int64_t b) {
-    if (b == 0) return 0;
+    if (b == 0 || b == -1) return 0;
     int64_t r = a % b;
     return r + ((r != 0) & ((r < 0) != (b < 0)) ? b : 0);
 }
-static inline int64_t cv_div(int64_t a, int64_t b) { return b == 0 ? 0 : a / b; }
 """
 
 
@@ -460,6 +464,8 @@ class CRenderer:
             return f"({c_type(e.dtype)})({args[0]} {_INFIX[op]} {args[1]})"
         if op in ("add", "sub", "mul") and e.dtype == "int32":
             return f"(int32_t)((uint32_t){args[0]} {_INFIX[op]} (uint32_t){args[1]})"
+        if op == "shl" and e.dtype in ("int32", "int64"):
+            return f"({e.dtype}_t)((u{e.dtype}_t){args[0]} << {args[1]})"
         if op in _INFIX:
             return f"({args[0]} {_INFIX[op]} {args[1]})"
         if op == "select":
@@ -524,7 +530,9 @@ class CRenderer:
             return f"({args[0]} {sign} {args[1]})"
         if e.dtype == E.INDEX and a.lo >= 0 and b.lo >= 0 and not E.loads(b):
             return f"({args[0]} {sign} {args[1]})"
-        name = {"floordiv": "cv_floordiv", "mod": "cv_mod", "div": "cv_div"}[e.op]
+        names = {"floordiv": "cv_floordiv", "mod": "cv_mod", "div": "cv_div"}
+        unsigned_names = {"floordiv": "cv_udiv", "mod": "cv_umod", "div": "cv_udiv"}
+        name = (unsigned_names if unsigned else names)[e.op]
         kind = "cv_idx" if e.dtype == E.INDEX else c_type(e.dtype)
         return f"({kind}){name}({args[0]}, {args[1]})"
 

@@ -55,14 +55,19 @@ def convolution_bound(
 
 @dataclass(frozen=True, eq=False)
 class Access:
-    """A load or store of a root value: coefficients of the levels' variables in its address, the
-    variables it depends on in another way, and how it is used."""
+    """A load or store of a root value.
+
+    Attributes:
+        strides: coefficients of the loops' variables in its address.
+        irregular: the variables that it depends on in another way.
+        elements: what it touches at one point of the loops: 1, or what a tile needs.
+    """
 
     root: Value
     strides: dict[Expr, int]
     irregular: frozenset[Expr]
     writes: bool
-    whole: bool = False
+    elements: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -98,8 +103,7 @@ class _Footprints:
     def _accesses(self, s: Store | Accumulate | Micro) -> list[Access]:
         found: list[Access] = []
         if isinstance(s, Micro):
-            found += [Access(self.storage.root(v), {}, frozenset(), False, True) for v, _ in s.reads]
-            return [*found, Access(self.storage.root(s.writes[0]), {}, frozenset(), True, True)]
+            return self._tile(s)
         for e in E.loads(*expressions(s)):
             if e.attr not in self.loops.locals:
                 found.append(self._access(e.attr, e.args, False))
@@ -107,6 +111,17 @@ class _Footprints:
             found.append(self._access(s.target, s.indices, True))
             if isinstance(s, Accumulate):
                 found.append(self._access(s.target, s.indices, False))
+        return found
+
+    def _tile(self, s: Micro) -> list[Access]:
+        """What a tuned tile reads: for rows x lanes sums over k, rows x k of one operand and
+        k x lanes of the other; its sums stay in registers."""
+        rows, lanes = (self.sizes(n) for n in s.writes[0].shape)
+        k = self.sizes(s.flops) / max(2 * rows * lanes, 1.0)
+        found = []
+        for (value, indices), width in zip(s.reads, (rows, lanes)):
+            root, offset = self.storage.address(value, indices)
+            found.append(Access(root, {}, frozenset(E.variables(offset)), False, width * k))
         return found
 
     def _access(self, value: Value, indices: Sequence[Expr], writes: bool) -> Access:
@@ -124,8 +139,6 @@ class _Footprints:
     def extent(self, access: Access, levels: Sequence[Level]) -> float:
         """Bytes that the access touches while the loops of `levels` run."""
         size = self.bytes(access.root)
-        if access.whole:
-            return size
         item = E.numpy_dtype(access.root.dtype).itemsize
         trips = {level.var: level.trips for level in levels if level.var is not None}
         groups: list[list[float]] = []  # [stride, count], ascending
@@ -135,7 +148,7 @@ class _Footprints:
                 last[1] += stride / last[0] * (count - 1)
             elif count > 1:
                 groups.append([stride, count])
-        elements = math.prod(g[1] for g in groups)
+        elements = access.elements * math.prod(g[1] for g in groups)
         elements *= math.prod(trips[v] for v in access.irregular if v in trips)
         waste = min(self.line / item, groups[0][0]) if groups and groups[0][1] > 1 else 1.0
         return min(elements * max(waste, 1.0) * item, size)
@@ -167,7 +180,7 @@ class _Footprints:
     def _fitting(self, levels: Sequence[Level], accesses: Sequence[Access], capacity: float) -> int:
         """The outermost level from which on the loops' footprint fits the cache."""
         for start in range(len(levels) + 1):
-            if sum(self.extent(a, levels[start:]) for a in accesses if not a.whole) <= capacity:
+            if sum(self.extent(a, levels[start:]) for a in accesses) <= capacity:
                 return start
         return len(levels)
 

@@ -17,8 +17,8 @@ from cuvil.cost.nests import Nest, Site, Sizes, nest
 from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr
 from cuvil.ir.loops import Accumulate, Kernel, Micro, Store
-from cuvil.ir.primitives import Value
-from cuvil.schedule.fuse import MATH_COST
+from cuvil.ir.primitives import Reduce, Value
+from cuvil.schedule.fuse import MATH_COST, is_contraction
 from cuvil.schedule.storage import Storage
 
 _CHEAP = frozenset(("abs", "ceil", "floor", "isinf", "isnan", "round", "trunc"))
@@ -61,7 +61,7 @@ def count(kernel: Kernel, storage: Storage, sizes: Sizes, lanes: int = 1) -> Wor
         sizes: values of the symbolic sizes.
         lanes: f32 lanes of a vector; only `slots` depends on it.
     """
-    return _Counter(nest(kernel, sizes), storage, sizes, lanes).run()
+    return _Counter(kernel, nest(kernel, sizes), storage, sizes, lanes).run()
 
 
 @dataclass
@@ -82,12 +82,13 @@ class _Tally:
 
 
 class _Counter:
-    def __init__(self, loops: Nest, storage: Storage, sizes: Sizes, lanes: int) -> None:
-        self.loops, self.storage, self.sizes, self.lanes = loops, storage, sizes, lanes
+    def __init__(self, kernel: Kernel, loops: Nest, storage: Storage, sizes: Sizes, lanes: int) -> None:
+        self.kernel, self.loops, self.storage = kernel, loops, storage
+        self.sizes, self.lanes = sizes, lanes
 
     def run(self) -> Work:
         main, rest = _Tally(), _Tally()
-        has_contraction = False
+        has_contraction = has_micro = False
         entries: dict[object, float] = {}
         for site in self.loops.sites:
             if site.levels:
@@ -95,7 +96,7 @@ class _Counter:
                 entries[inner.var] = site.runs / max(inner.trips, 1.0)
             s = site.statement
             if isinstance(s, Micro):
-                has_contraction = True
+                has_contraction = has_micro = True
                 self._micro(site, s, main)
                 continue
             tally = self._expressions(site, s)
@@ -111,6 +112,8 @@ class _Counter:
                 else:
                     rest.add(step)
             rest.add(tally)
+        if has_micro:
+            main.floats, main.ints = self._contractions()
         both = _Tally()
         both.add(main)
         both.add(rest)
@@ -125,13 +128,21 @@ class _Counter:
         )
 
     def _micro(self, site: Site, s: Micro, main: _Tally) -> None:
+        """A tile of a tuned kernel, idle lanes and rows included."""
         amount = self.sizes(s.flops) * site.runs
-        if s.reads and not E.is_float(s.reads[0][0].dtype):
-            main.ints += amount
-            main.dots += amount
-        else:
-            main.floats += amount
         main.slots += amount
+        if s.reads and not E.is_float(s.reads[0][0].dtype):
+            main.dots += amount
+
+    def _contractions(self) -> tuple[float, float]:
+        """Floating-point and integer operations of the kernel's contractions by their definition."""
+        found = {True: 0.0, False: 0.0}
+        for v in self.kernel.values:
+            d = v.definition
+            if isinstance(d, Reduce) and d.op == "sum" and is_contraction(v):
+                steps = math.prod(self.sizes(r.args[0]) for r in d.reduced)
+                found[E.is_float(d.body.dtype)] += 2 * self.sizes.elements(v.shape) * steps
+        return found[True], found[False]
 
     def _put(
         self,

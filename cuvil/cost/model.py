@@ -105,6 +105,8 @@ class Features:
 
 def tag_of(kernel: Kernel) -> str:
     """The class of a kernel for the model."""
+    if any(v.scan is not None for v in kernel.values):
+        return "scan"
     if kernel.tag in TAGS:
         return kernel.tag
     return "tuned" if any(isinstance(s, Micro) for s in walk(kernel.body)) else "map"

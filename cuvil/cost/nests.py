@@ -120,8 +120,8 @@ class Sizes:
 
 
 def nest(kernel: Kernel, sizes: Sizes) -> Nest:
-    """The sites of a kernel in order.  Guards count as taken, both sides of an If too; a While
-    counts once."""
+    """The sites of a kernel in order.  A guard counts as taken; where there are two sides, the one
+    that the sizes choose.  A While counts once."""
     sites: list[Site] = []
     found: dict[Value, int] = {}
     loops: dict[Expr, tuple[Expr, Expr]] = {}
@@ -140,12 +140,17 @@ def nest(kernel: Kernel, sizes: Sizes) -> Nest:
                 loops[s.var] = (s.start, s.stop)
                 visit(s.body, (*levels, Level(s.var, _trips(s.var, loops, sizes), s.kind)))
             elif isinstance(s, If):
-                visit((*s.then, *s.otherwise), levels)
+                visit(s.otherwise if s.otherwise and not taken(s, sizes) else s.then, levels)
             elif isinstance(s, While):
                 visit(s.body, levels)
 
     visit(kernel.body, tuple(outer))
     return Nest(tuple(sites), found)
+
+
+def taken(s: If, sizes: Sizes) -> bool:
+    """The condition of an If at the start of all loops; data-dependent ones count as true."""
+    return bool(E.loads(s.condition)) or bool(sizes(s.condition))
 
 
 def _trips(var: Expr, loops: Mapping[Expr, tuple[Expr, Expr]], sizes: Sizes) -> float:

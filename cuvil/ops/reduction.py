@@ -25,9 +25,14 @@ def count(x: Value, axes: Sequence[int], dtype: str) -> Expr:
 
 def mean(b: Builder, x: Value, axes: Sequence[int], keepdims: bool = True) -> Value:
     """The mean over `axes`."""
-    total = b.reduce_axes("sum", x, axes, keepdims)
-    n = count(x, axes, x.dtype)
-    return b.elementwise(lambda s: s * (1 / n) if n.is_const and E.is_float(x.dtype) else s / n, total)
+    wide = widened(b, x)
+    total = b.reduce_axes("sum", wide, axes, keepdims)
+    n = count(x, axes, wide.dtype)
+
+    def divide(s: Expr) -> Expr:
+        return E.cast(s * (1 / n) if n.is_const and E.is_float(wide.dtype) else s / n, x.dtype)
+
+    return b.elementwise(divide, total)
 
 
 @lowering(
@@ -36,11 +41,17 @@ def mean(b: Builder, x: Value, axes: Sequence[int], keepdims: bool = True) -> Va
 )  # fmt: skip
 def reduce(c: Context) -> Value:
     """A reduction over the axes of input 1 (all of them where it is omitted)."""
-    b, x, axes, keep = c.b, c.x, _axes(c), bool(c.attr("keepdims", 1))
     kind = c.node.op.removeprefix("Reduce")
-    if kind in ("Max", "Min", "Prod", "Sum"):
-        if x.dtype == "bool":
-            kind = {"Max": "any", "Min": "all"}[kind]
+    axes, keep = _axes(c), bool(c.attr("keepdims", 1))
+    if kind in ("Max", "Min"):
+        names = {"Max": "any", "Min": "all"} if c.x.dtype == "bool" else {"Max": "max", "Min": "min"}
+        return c.b.reduce_axes(names[kind], c.x, axes, keep)
+    return c.b.cast(_sum_like(c.b, kind, widened(c.b, c.x), axes, keep), c.x.dtype)
+
+
+def _sum_like(b: Builder, kind: str, x: Value, axes: Sequence[int], keep: bool) -> Value:
+    """The reductions that add or multiply."""
+    if kind in ("Prod", "Sum"):
         return b.reduce_axes(kind.lower(), x, axes, keep)
     if kind == "Mean":
         return mean(b, x, axes, keep)

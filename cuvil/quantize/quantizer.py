@@ -69,8 +69,10 @@ def quantize(
     say = progress or (lambda text: None)
     options = target["calibration"]
     mine = {qdq.key(n) for d, g in placed.items() if target["modes"].get(d) == "int8" for n in g.nodes}
-    samples = load(calibration, graph)
     layers, refused = qdq.find_layers(graph, mine)
+    if not layers:
+        return {"tensors": {}, "layers": {}, "outputs": {}, "float": refused}
+    samples = load(calibration, graph)
     say(f"quantize: ranges for {len(layers)} layers from {samples.count} samples")
     tensors = list(qdq.shared_tensors(graph, layers, mine))
     reference = _with_inputs(run(qdq.copy_graph(graph, [*tensors, *layers])))

@@ -1,6 +1,7 @@
 """Runs a model's static library in a program of its own: under an emulator, or where a crash must not matter.
 
-The program is linked with the musl C library, so that it needs nothing of the target's system.
+For another platform than this machine's the program is linked with the musl C library, so that it needs
+nothing of the target's system.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class ForeignRunner:
         base = stages.machine(target.slice("cc"))
         if base.os != "linux":
             raise CuvilError("only programs for Linux can be run here", str(target.triple))
-        self.machine: Machine = base.musl()
+        self.machine: Machine = base if base.is_host else base.musl()
         if not emulators.available(self.machine):
             raise CuvilError(f"qemu-user (qemu-{self.machine.arch}) is not installed", str(target.triple))
         self.emulated = bool(emulators.command(self.machine))
@@ -97,9 +98,10 @@ class ForeignRunner:
     def _link(self, folder: Path) -> Path:
         source, object_, program = folder / "main.c", folder / "main.o", folder / "main"
         fsio.write_text(source, self._source())
-        compiler = compilers.find("zig", self.machine, self._progress)
+        here = self.machine.is_host
+        compiler = compilers.find("auto" if here else "zig", self.machine, self._progress)
         compiler.compile(source, object_, include_dirs=[self._out.interface["h"].parent])
-        compiler.link_executable([object_, self._out.libraries[0]], program, libs=["m"], static=True)
+        compiler.link_executable([object_, self._out.libraries[0]], program, libs=["m"], static=not here)
         return program
 
     def _source(self) -> str:

@@ -26,7 +26,8 @@ h2 { font-size: 1.15em; margin: 2em 0 .5em; border-bottom: 1px solid #d5dbe1 }
 p.sub { color: #5b6875; margin: .2em 0 1em } .tiles { display: flex; flex-wrap: wrap; gap: 12px }
 .tile { border: 1px solid #d5dbe1; border-radius: 6px; padding: 8px 14px; min-width: 120px }
 .tile b { display: block; font-size: 1.25em } .tile span { color: #5b6875; font-size: .85em }
-table { border-collapse: collapse } th { text-align: left; color: #5b6875; font-weight: 600 }
+table { border-collapse: collapse; margin-bottom: 1em }
+th { text-align: left; color: #5b6875; font-weight: 600 }
 td, th { padding: 3px 10px 3px 0; border-bottom: 1px solid #edf0f3; vertical-align: top }
 td.n, th.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums }
 td.from { color: #5b6875; max-width: 280px; overflow-wrap: anywhere } td.bar { width: 22% }
@@ -48,6 +49,7 @@ def page(report: Result) -> str:
         "<h2>Who runs what</h2>",
         _devices(report, colours),
         _segments(report, colours),
+        _transfers(report),
         "<h2>Kernels</h2>",
         _kernels(report, colours),
         "<h2>Working memory</h2>",
@@ -104,7 +106,22 @@ def _segments(report: Result, colours: Mapping[str, str]) -> str:
         ]
         for k, s in enumerate(report["segments"])
     ]
-    return _table(("segment", "device", "nodes", "reads", "writes"), rows, numbers=(0, 2))
+    return _table(("segment", "device", "nodes", "reads", "writes"), rows, numbers=(0, 2), width="auto")
+
+
+def _transfers(report: Result) -> str:
+    rows = [
+        [
+            escape(t["tensor"]),
+            escape(f"{t['from']} to {t['to']}"),
+            size(t["bytes"]),
+            size(t["pcie_bytes"]),
+            duration(t["time_ns"]),
+        ]
+        for t in report["transfers"]
+    ]
+    titles = ("transfer", "way", "bytes", "PCIe", "predicted")
+    return _table(titles, rows, numbers=(2, 3, 4), width="auto") if rows else ""
 
 
 def _kernels(report: Result, colours: Mapping[str, str]) -> str:

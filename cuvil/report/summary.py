@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cuvil.report.text import facts, size, table
+from cuvil.report.text import amount, duration, facts, size, table
 
 Result = Mapping[str, Any]
 
@@ -27,6 +27,21 @@ def compiled(result: Result) -> str:
     return facts(rows)
 
 
+def costed(result: Result) -> str:
+    """`commands.cost`."""
+    rows = []
+    for k in result["kernels"]:
+        amounts = [amount(k["flops"]), size(k["dram_bytes"]), size(k["pcie_bytes"])]
+        rows.append([k["name"], k["device"], _names(k["origin"]), *amounts, duration(k["latency_ns"])])
+    titles = ("kernel", "device", "from", "FLOP", "DRAM", "PCIe", "predicted")
+    return _parts(table(rows, titles, "<<<>>>>"), _transfers(result["transfers"]), _latency(result))
+
+
+def reported(result: Result) -> str:
+    """`commands.write_report`."""
+    return facts([("page", result["page"]), ("latency", f"{duration(result['latency_ns'])}, predicted")])
+
+
 def partitioned(result: Result) -> str:
     """`commands.partition`."""
     devices = [
@@ -37,11 +52,11 @@ def partitioned(result: Result) -> str:
         nodes = s["nodes"]
         what = [s["device"], str(len(nodes)), _ends(nodes), _names(s["inputs"]), _names(s["outputs"])]
         segments.append([str(number), *what])
-    return "\n\n".join(
-        [
-            table(devices, ("device", "kind", "isa", "nodes", "left out"), "<<<>"),
-            table(segments, ("segment", "device", "nodes", "from .. to", "reads", "writes"), "><>"),
-        ]
+    return _parts(
+        table(devices, ("device", "kind", "isa", "nodes", "left out"), "<<<>"),
+        table(segments, ("segment", "device", "nodes", "from .. to", "reads", "writes"), "><>"),
+        _transfers(result["transfers"]),
+        _latency(result["predicted"]),
     )
 
 
@@ -77,6 +92,23 @@ def probed(result: Result) -> str:
     for name, m in target["memories"].items():
         rows.append(("memory", f"{name}: {size(m['size'])}, {m['bandwidth'] / 1e9:.3g} GB/s"))
     return facts(rows)
+
+
+def _parts(*parts: str) -> str:
+    return "\n\n".join(part for part in parts if part)
+
+
+def _transfers(transfers: Sequence[Result]) -> str:
+    rows = [
+        [t["tensor"], t["from"], t["to"], size(t["bytes"]), size(t["pcie_bytes"]), duration(t["time_ns"])]
+        for t in transfers
+    ]
+    return table(rows, ("transfer", "from", "to", "bytes", "PCIe", "predicted"), "<<<>>>") if rows else ""
+
+
+def _latency(cost: Result) -> str:
+    low, high = map(duration, cost["interval_ns"])
+    return f"predicted latency  {duration(cost['latency_ns'])} ({low} to {high} for {cost['coverage']:.0%})"
 
 
 def _device(device: Result) -> str:

@@ -173,13 +173,12 @@ def integer_matmul(r: Rewriter, node: Node) -> bool:
     scale = found.scale * np.float32(node.attrs.get("alpha", 1.0)) if gemm else found.scale
     beta = node.attrs.get("beta", 1.0)
     whole, rest = _bias(r, node.inputs[2] if gemm and len(node.inputs) > 2 else "", scale)
-    if rest is not None and beta != 1:
-        if isinstance(rest, str):
-            return False
-        rest = rest * np.float32(beta)
-    per_channel = whole is None or np.broadcast_shapes(whole.shape, found.sums.shape) == found.sums.shape
-    if whole is not None and (beta != 1 or not per_channel):
-        whole, rest = None, (whole * scale * beta).astype(np.float32)
+    if whole is not None and (beta != 1 or whole.shape not in ((), (1,), found.sums.shape)):
+        rest, whole = whole * scale.astype(np.float64), None
+    if isinstance(rest, str) and beta != 1:
+        return False
+    if rest is not None and not isinstance(rest, str):
+        rest = np.asarray(rest * beta, np.float32)
     offset = (0 if whole is None else whole) - int(x.zero) * found.sums
     if found.peak + int(np.abs(offset).max(initial=0)) > MAX_INT32:
         return False
@@ -267,7 +266,6 @@ def zero_point_out(r: Rewriter, node: Node) -> bool:
 
 
 RULES = (
-    *requantize.EXPANSION,
     *requantize.BEFORE,
     Rule("integer-conv", ("Conv",), integer_conv),
     Rule("integer-matmul", ("MatMul", "Gemm"), integer_matmul),
@@ -275,11 +273,6 @@ RULES = (
     Rule("zero-point-out", ("MatMulInteger",), zero_point_out),
     *requantize.AFTER,
 )
-
-
-def expand(graph: Graph) -> dict[str, int]:
-    """Say QLinearConv and QLinearMatMul in QDQ form, in place; returns how often."""
-    return rewriter.rewrite(graph, requantize.EXPANSION)
 
 
 def rewrite(graph: Graph) -> dict[str, int]:

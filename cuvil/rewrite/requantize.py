@@ -27,33 +27,29 @@ ELEMENTWISE = frozenset((
 
 
 def expand_qlinear(r: Rewriter, node: Node) -> bool:
-    """QLinearConv and QLinearMatMul -> DequantizeLinear, Conv or MatMul, QuantizeLinear."""
+    """QLinearConv and QLinearMatMul -> DequantizeLinear, Conv or MatMul, QuantizeLinear, where the
+    scales and zero points are constants and those of input and result hold for the whole tensor."""
     conv = node.op == "QLinearConv"
-    kinds = [r.graph.types.get(node.inputs[k]) for k in (0, 3, 1)]
-    if any(k is None or k.shape is None for k in kinds):
+    constants = [r.array(node, k) for k in (1, 2, 4, 5, 6, 7)]
+    x_kind, w_kind = (r.graph.types.get(node.inputs[k]) for k in (0, 3))
+    if x_kind is None or w_kind is None or w_kind.shape is None:
         return False
-    x_shape, w_shape = (k.shape for k in kinds[:2] if k is not None)
-    scale_type = kinds[2].dtype if kinds[2] is not None else ""
-    if scale_type != "float32":
+    if any(a is None or a.dtype not in (np.float32, np.int8, np.uint8) for a in constants):
+        return False
+    x_scale, _, w_scale, _, y_scale, _ = (a for a in constants if a is not None)
+    if x_scale.size != 1 or y_scale.size != 1:
         return False
     bias = node.inputs[8] if len(node.inputs) > 8 else ""
-    factors = [r.array(node, k) for k in (1, 4)] if bias else []
-    if any(f is None for f in factors):
-        return False
+    axis = {"axis": 0 if conv else len(w_kind.shape) - 1}
 
     def build(s: Sequence) -> None:
-        x = s.add("DequantizeLinear", node.inputs[0:3], "float32", shape=x_shape)
-        w_axis = {"axis": 0 if conv else len(w_shape or ()) - 1}
-        w = s.add("DequantizeLinear", node.inputs[3:6], "float32", w_axis, shape=w_shape)
-        inputs = [x, w]
+        inputs = [s.add("DequantizeLinear", node.inputs[0:3], "float32", shape=x_kind.shape)]
+        inputs.append(s.add("DequantizeLinear", node.inputs[3:6], "float32", axis, shape=w_kind.shape))
         if bias:
-            first, second = (f.reshape(()) if f is not None and f.size == 1 else f for f in factors)
-            assert first is not None and second is not None
-            scale = s.constant("bias_scale", np.asarray(first * second, np.float32))
-            shape = r.graph.types[bias].shape
-            inputs.append(s.add("DequantizeLinear", [bias, scale], "float32", {"axis": 0}, shape=shape))
-        y = s.add("Conv" if conv else "MatMul", inputs, "float32", dict(node.attrs))
-        output = node.outputs[0]
+            scale = np.squeeze(w_scale) if w_scale.size == 1 else w_scale
+            parts = [bias, s.constant("bias_scale", (x_scale.reshape(()) * scale).astype(np.float32))]
+            inputs.append(s.add("DequantizeLinear", parts, "float32", {"axis": 0}, shape=r.graph.types[bias].shape))
+        y, output = s.add("Conv" if conv else "MatMul", inputs, "float32", dict(node.attrs)), node.outputs[0]
         s.add("QuantizeLinear", [y, *node.inputs[6:8]], r.graph.types[output].dtype, output=output)
 
     r.replace(node, build)
@@ -123,8 +119,7 @@ def cancel(r: Rewriter, node: Node) -> bool:
             return False
     for reader in r.readers.get(q, []):
         reader.inputs = [source if n == q else n for n in reader.inputs]
-    r.graph.nodes.remove(node)
-    r.index()
+    r.remove(node)
     return True
 
 
@@ -232,14 +227,12 @@ def merge_scales(r: Rewriter, node: Node) -> bool:
                 n.inputs[k] = r.constant(f"{n.outputs[0]}.scaled", np.asarray(array * c, np.float32))
     last = chain[0] if chain else before
     last.outputs = list(node.outputs)
-    r.graph.nodes.remove(node)
-    r.index()
+    r.remove(node)
     return True
 
 
-EXPANSION = (Rule("expand-qlinear", ("QLinearConv", "QLinearMatMul"), expand_qlinear),)
-
 BEFORE = (
+    Rule("expand-qlinear", ("QLinearConv", "QLinearMatMul"), expand_qlinear),
     Rule("unsigned-activation", ("QuantizeLinear",), unsigned_activation),
     Rule("sink-dequantize", tuple(sorted(PASSING)), sink_dequantize),
     Rule("cancel", ("QuantizeLinear",), cancel),

@@ -88,6 +88,11 @@ class Rewriter:
         self.graph.types[name] = TensorType(str(array.dtype), array.shape)
         return name
 
+    def remove(self, node: Node) -> None:
+        """Take a node out that nothing reads any more."""
+        self.graph.nodes = [n for n in self.graph.nodes if n is not node]
+        self.index()
+
     def replace(self, old: Node, build: Callable[[Sequence], None]) -> None:
         """Put the nodes that `build` appends where `old` stands."""
         new = Sequence(self, old)

@@ -17,6 +17,7 @@ from cuvil.ir.loops import Accumulate, Declare, For, If, Kernel, Stmt, Store, wa
 from cuvil.ir.primitives import Map, Opaque, Reduce, Scatter, Value, elements, operands, static
 from cuvil.schedule.group import Group
 from cuvil.schedule.storage import Storage, coefficient, row_major, split
+from cuvil.schedule.stray import stray_is_safe
 from cuvil.schedule.unswitch import unswitch
 
 LANES = 32
@@ -123,7 +124,7 @@ def finish(
 def _pointwise(nest: Nest, group: Group) -> tuple[tuple[Expr, ...], list[Stmt]]:
     anchor = group.anchor
     variables, indices, inside = iteration(nest.storage, anchor)
-    if not inside.is_const and stray_is_safe(nest.storage, group.members, anchor):
+    if not inside.is_const and stray_is_safe(nest.storage, group.members, nest.internal, anchor):
         inside = E.const(True, "bool")
     reductions = [v for v in group.members if isinstance(v.definition, Reduce)]
     if not reductions:
@@ -149,50 +150,6 @@ def iteration(storage: Storage, anchor: Value) -> tuple[list[Expr], list[Expr], 
     if storage.root(anchor) is not anchor and (layout.is_row_major or len(layout.dims) != anchor.rank + 1):
         layout = row_major(anchor.rank)
     return split(layout, anchor.shape)
-
-
-def stray_is_safe(storage: Storage, members: Sequence[Value], anchor: Value) -> bool:
-    """Whether lanes beyond the last channel of a partial block may be computed and stored.
-
-    They lie in padded memory, no reader looks at them, and what they are computed from must lie in
-    such memory too: blocked values, or constants, which are padded with zeros.
-    """
-    layout = storage.layout(storage.root(anchor))
-    block = layout.block
-    axis = layout.blocked_axis
-    if block <= 1 or axis < 0 or axis >= anchor.rank:
-        return False
-    for v in members:
-        d = v.definition
-        if not isinstance(d, (Map, Reduce)) or v.rank != anchor.rank:
-            return False
-        channel = d.axes[axis]
-        for e in E.walk(d.body):
-            if e.op == "load" and e.attr not in members:
-                if channel in E.variables(*e.args) and not _padded(storage, e, channel, block):
-                    return False
-            elif e.dtype == E.INDEX and e.op in ("floordiv", "mod") and channel in E.variables(e):
-                return False
-    return True
-
-
-def _padded(storage: Storage, load: Expr, channel: Expr, block: int) -> bool:
-    """Reading `load` up to the end of the last block of `channel` stays in memory of its root."""
-    root, at = storage.resolve(load.attr, load.args)
-    layout = storage.layout(root)
-    axis = layout.blocked_axis
-    if axis >= 0:
-        difference = at[axis] - channel
-        others = [i for k, i in enumerate(at) if k != axis]
-        return layout.block == block and difference.is_const and channel not in E.variables(*others)
-    small = root.is_constant and E.numpy_dtype(root.dtype).itemsize * block <= limits.WORKSPACE_ALIGNMENT
-    users = [k for k, i in enumerate(at) if channel in E.variables(i)]
-    return (
-        small
-        and users == [k for k, i in enumerate(at) if i is channel]
-        and len(users) == 1
-        and all(static(s) == 1 for k, s in enumerate(root.shape) if k != users[0])
-    )
 
 
 def _maps(nest: Nest, members: Sequence[Value], indices: Sequence[Expr]) -> list[Stmt]:

@@ -62,6 +62,9 @@ def report(**changes: Any) -> dict[str, Any]:
         ],
         "nodes": [node("a", "big", "x", "m"), node("b", "little", "m", "y")],
         "arenas": [{"device": "big", "segment": 0, "steps": 2, "bytes": 256, "buffers": [buffer]}],
+        "transfers": [
+            {"tensor": "m", "from": "big", "to": "little", "bytes": 32, "pcie_bytes": 0, "time_ns": 5200},
+        ],
         "workspace_bytes": 256, "weights_bytes": 1024,
     }  # fmt: skip
     return base | changes
@@ -79,7 +82,15 @@ def test_page_is_whole_and_loads_nothing() -> None:
 
 def test_page_says_what_was_found() -> None:
     page = html.page(report())
-    for text in ("net on board", "5 us", "4 us to 7 us", "2 MFLOP", "4 KiB", "left out: no back end yet"):
+    for text in (
+        "net on board",
+        "5 us",
+        "4 us to 7 us",
+        "2 MFLOP",
+        "4 KiB",
+        "left out: no back end yet",
+        "big to little",
+    ):
         assert text in page, text
     widths = re.findall(r"<div style='width:([0-9.]+)%", page)
     assert widths == ["25.0", "100.0"]

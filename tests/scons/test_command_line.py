@@ -19,8 +19,8 @@ Models
   other  models/other.onnx
 
 Targets
-  board                     the board of the tests (default)
-  host                      this machine, probed
+  board  the board of the tests (default)
+  host   this machine, probed
 
 Variables (also set in custom.py)
   target=        board to build for: a name from the list above, a path to a YAML file, or a triple
@@ -59,7 +59,6 @@ Commands
         ("model=no/such.onnx", "model 'no/such.onnx': no such file"),
         ("quantization=int4", "quantization=int4: did you mean 'int8'? allowed: none, int8, profile"),
         ("threads=0", "threads=0: a whole number from 1 to 4096 is allowed"),
-        ("threads=4096", f"threads=4096: device 'cpu0' has {os.cpu_count()} cores"),
         ("verbose=yes", "verbose=yes: allowed: 0, 1"),
         (
             "verfy",
@@ -70,18 +69,12 @@ Commands
 )
 def test_errors(fresh: Tree, argument: str, error: str) -> None:
     done = fresh.scons(argument, status=2)
-    if argument == "threads=4096":  # cores are counted without their second threads
-        assert done.stderr.startswith("cuvil: error: threads=4096: device 'cpu0' has ")
-    else:
-        assert done.stderr == f"cuvil: error: {error}\n"
+    assert done.stderr == f"cuvil: error: {error}\n"
     assert done.stdout == ""
 
 
 def test_help_lists_what_can_be_built(fresh: Tree) -> None:
-    done = fresh.scons("-h")
-    found = done.stdout
-    for name in ("jetson-nano", "raspberry-pi-4", "rk3588", "xeon-2s", "x86_64-unknown-linux-gnu"):
-        found = "\n".join(line for line in found.split("\n") if not line.startswith(f"  {name} "))
+    found = fresh.scons("-h").stdout
     assert found.startswith(HELP)
     assert "  scons -c all " in found
     assert not (fresh.folder / "build").exists()

@@ -17,8 +17,9 @@ from cuvil.ir.expr import Expr
 from cuvil.ir.loops import Declare, For, If, Kernel, Micro, Stmt, Store
 from cuvil.ir.primitives import Map, Reduce, Value, static
 from cuvil.schedule.group import Group
-from cuvil.schedule.nest import Nest, finish, stray_is_safe
+from cuvil.schedule.nest import Nest, finish
 from cuvil.schedule.storage import Storage
+from cuvil.schedule.stray import stray_is_safe
 
 FEW_ROWS = 2
 """Rows of a run-time count up to which a tile of many rows is not worth its idle ones."""
@@ -290,7 +291,9 @@ class _Builder:
         guard: Expr = E.const(True, "bool")
         total = static(columns)
         if total is None or total % self.lanes:
-            if strip == block and stray_is_safe(self.storage, self.group.members, self.group.anchor):
+            if strip == block and stray_is_safe(
+                self.storage, self.group.members, self.nest.internal, self.group.anchor
+            ):
                 guard = E.lt(start, columns)
             else:
                 stop = E.minimum(E.maximum(columns - start, 0), strip)

@@ -1,0 +1,289 @@
+"""Fits the cost model to this machine: ``python -m benchmarks.fit_cost --help``.
+
+Some sixty small networks, one kernel or a few each, are compiled and timed; the model's parameters are
+fitted to them, and the intervals are calibrated by the residuals of models that were left out of the fit
+(five folds).  Then networks of the zoo, which had no part in either, are predicted and measured: the
+error and the share that lies in its interval.
+
+Printed is the ``cost`` mapping for a device of a profile.  With ``--work`` the libraries and timings are
+kept and reused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import yaml
+from zoo.entry import Unavailable
+from zoo.net import Net, i64
+from zoo.registry import find
+
+import cuvil
+from cuvil.cost import model, uncertainty
+from cuvil.cost.estimate import cpu_devices, machine_of, scheduled
+from cuvil.cost.model import Measurement
+from cuvil.cost.parameters import GROUPS, NAMES, Parameters, of_device
+from cuvil.frontend.onnx_reader import read_model
+from cuvil.ir import expr
+from cuvil.session import Session
+from cuvil.target.schema import load
+
+HELD_OUT = (
+    "digits", "vowels", "ds_cnn", "mlp", "lstm", "gru", "bert_encoder_layer", "bert_mini", "squeezenet", "unet",
+    "mobilenet_v2", "resnet18", "magika", "crepe_tiny", "mtcnn_onet",
+)  # fmt: skip
+"""Networks that are predicted and measured but never fitted to."""
+
+FOLDS = 5
+QUANTILE = 0.1
+"""Of the repeated timings: what the machine can do when nothing else runs."""
+
+Build = Callable[[Net], None]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A small network: its name and what builds it."""
+
+    name: str
+    build: Build
+
+
+def cases() -> Iterator[Case]:
+    """The networks that the model is fitted to."""
+    for c_in, c_out, kernel, stride, groups, size in (
+        (3, 32, 3, 2, 1, 112), (3, 64, 7, 2, 1, 64), (16, 16, 3, 1, 1, 28), (32, 64, 3, 1, 1, 28),
+        (64, 64, 3, 1, 1, 56), (128, 128, 3, 2, 1, 28), (128, 256, 3, 1, 1, 14), (256, 256, 3, 1, 1, 7),
+        (512, 512, 3, 1, 1, 7), (16, 96, 1, 1, 1, 56), (64, 128, 1, 1, 1, 28), (256, 64, 1, 1, 1, 14),
+        (384, 64, 1, 1, 1, 14), (512, 1000, 1, 1, 1, 13), (24, 40, 5, 1, 1, 20), (8, 24, 3, 1, 1, 96),
+        (32, 32, 3, 1, 32, 56), (96, 96, 3, 2, 96, 56), (144, 144, 3, 1, 144, 28), (384, 384, 3, 1, 384, 14),
+        (64, 64, 3, 1, 64, 7), (64, 64, 3, 1, 2, 28),
+    ):  # fmt: skip
+        yield Case(f"conv{c_in}x{c_out}k{kernel}s{stride}g{groups}h{size}",
+                   lambda net, a=(c_in, c_out, kernel, stride, groups, size): _conv(net, *a))
+    for m, k, n in ((1, 64, 10), (1, 256, 256), (1, 1024, 1000), (1, 2048, 2048), (8, 128, 128), (32, 256, 256),
+                    (64, 64, 64), (100, 300, 70), (128, 256, 1024), (128, 512, 512), (256, 768, 768), (7, 33, 49)):
+        yield Case(f"gemm{m}x{k}x{n}", lambda net, a=(m, k, n): _gemm(net, *a))
+    for kind in ("Relu", "Sigmoid", "Tanh", "Erf", "Exp", "Sqrt"):
+        for count in (1 << 12, 1 << 16, 1 << 20):
+            if count == 1 << 12 or kind in ("Relu", "Tanh"):
+                yield Case(f"{kind.lower()}{count}", lambda net, a=(kind, count): _unary(net, *a))
+    for rows, columns in ((16, 64), (128, 256), (512, 128), (32, 1000)):
+        yield Case(f"softmax{rows}x{columns}", lambda net, a=(rows, columns): _rows(net, "Softmax", *a))
+        yield Case(f"layernorm{rows}x{columns}", lambda net, a=(rows, columns): _rows(net, "Norm", *a))
+    for kind, channels, size, kernel, stride in (
+        ("MaxPool", 64, 56, 3, 2), ("MaxPool", 32, 28, 2, 2), ("AveragePool", 128, 14, 2, 2), ("MaxPool", 192, 14, 3, 1),
+    ):  # fmt: skip
+        yield Case(f"{kind.lower()}{channels}h{size}k{kernel}",
+                   lambda net, a=(kind, channels, size, kernel, stride): _pool(net, *a))
+    for channels, size in ((64, 28), (512, 7), (1280, 7)):
+        yield Case(f"globalpool{channels}h{size}", lambda net, a=(channels, size): _global(net, *a))
+    for channels, size in ((64, 28), (256, 14)):
+        yield Case(f"transpose{channels}h{size}", lambda net, a=(channels, size): _transpose(net, *a))
+    for steps, size, hidden in ((10, 32, 64), (32, 64, 128), (8, 128, 256)):
+        for kind in ("LSTM", "GRU"):
+            yield Case(f"{kind.lower()}{steps}x{size}x{hidden}", lambda net, a=(kind, steps, size, hidden): _scan(net, *a))
+    yield Case("tiny", lambda net: _unary(net, "Relu", 1))
+
+
+def _conv(net: Net, c_in: int, c_out: int, kernel: int, stride: int, groups: int, size: int) -> None:
+    out = (size + stride - 1) // stride
+    y = net.conv(net.input("x", [1, c_in, size, size]), c_in, c_out, kernel, stride=stride, groups=groups)
+    net.output(net.op("Relu", y), "y", [1, c_out, out, out])
+
+
+def _gemm(net: Net, m: int, k: int, n: int) -> None:
+    net.output(net.linear(net.input("x", [m, k]), k, n), "y", [m, n])
+
+
+def _unary(net: Net, kind: str, count: int) -> None:
+    net.output(net.op(kind, net.input("x", [count])), "y", [count])
+
+
+def _rows(net: Net, kind: str, rows: int, columns: int) -> None:
+    x = net.input("x", [rows, columns])
+    y = net.layer_norm(x, columns) if kind == "Norm" else net.op("Softmax", x, axis=-1)
+    net.output(y, "y", [rows, columns])
+
+
+def _pool(net: Net, kind: str, channels: int, size: int, kernel: int, stride: int) -> None:
+    out = (size - kernel) // stride + 1
+    y = net.op(kind, net.input("x", [1, channels, size, size]), kernel_shape=[kernel] * 2, strides=[stride] * 2)
+    net.output(y, "y", [1, channels, out, out])
+
+
+def _global(net: Net, channels: int, size: int) -> None:
+    x = net.input("x", [1, channels, size, size])
+    net.output(net.op("GlobalAveragePool", x), "y", [1, channels, 1, 1])
+
+
+def _transpose(net: Net, channels: int, size: int) -> None:
+    x = net.input("x", [1, channels, size, size])
+    net.output(net.op("Transpose", x, perm=[0, 2, 3, 1]), "y", [1, size, size, channels])
+
+
+def _scan(net: Net, kind: str, steps: int, size: int, hidden: int) -> None:
+    gates = 4 if kind == "LSTM" else 3
+    x = net.input("x", [steps, 1, size])
+    w = net.weight(1, gates * hidden, size, fan_in=size)
+    r = net.weight(1, gates * hidden, hidden, fan_in=hidden)
+    y = net.op(kind, x, w, r, hidden_size=hidden)
+    net.output(net.op("Squeeze", y, i64(1)), "y", [steps, 1, hidden])
+
+
+# --- measuring ------------------------------------------------------------------------------------
+
+
+def timed(session: Session, feeds: dict[str, Any], budget: float) -> float:
+    """Seconds of one inference: the `QUANTILE` of repeated ones that take `budget` seconds in all."""
+    session.benchmark(feeds, 2)
+    once = min(session.benchmark(feeds, 3))
+    repeats = int(min(max(budget / max(once, 1e-7), 10), 5000))
+    return float(np.quantile(session.benchmark(feeds, repeats), QUANTILE))
+
+
+def prepared(folder: Path, path: Path, feeds: dict[str, Any], target: str, budget: float) -> float:
+    """Compile into `folder` and time, unless that was done before."""
+    record = folder / "seconds.json"
+    if record.exists():
+        return float(json.loads(record.read_text()))
+    shapes = {name: list(a.shape) for name, a in feeds.items()}
+    session = cuvil.compile(path, target=target, shapes=shapes, output=folder)
+    seconds = timed(session, feeds, budget)
+    record.write_text(json.dumps(seconds))
+    return seconds
+
+
+def measurement(folder: Path, board: dict[str, Any], seconds: float) -> Measurement:
+    """The features of the library in `folder`."""
+    expr.clear()
+    device = cpu_devices(board)[0]
+    machine = machine_of(board, device)
+    found = model.features(scheduled(read_model(folder / "graph.onnx"), board, device), machine)
+    nominal = np.array([f.nominal for f in found])
+    share: dict[str, float] = {}
+    for f, t in zip(found, model.predict(found, machine.parameters)):
+        share[f.tag] = share.get(f.tag, 0.0) + float(t)
+    return Measurement(nominal, seconds, max(share, key=lambda tag: share[tag]))
+
+
+def left_out(measurements: Sequence[Measurement], start: Parameters, p: float) -> list[float]:
+    """``log(measured / predicted)`` of each, by parameters fitted to the other folds."""
+    errors = [0.0] * len(measurements)
+    for fold in range(FOLDS):
+        rest = [m for k, m in enumerate(measurements) if k % FOLDS != fold]
+        fitted = model.fit(rest, start, (p,))
+        for k in range(fold, len(measurements), FOLDS):
+            errors[k] = float(model.residuals([measurements[k]], fitted)[0])
+    return errors
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
+    parser.add_argument("--target", default="host", help="profile of this machine")
+    parser.add_argument("--work", type=Path, help="folder for libraries and timings, kept and reused")
+    parser.add_argument("--budget", type=float, default=0.15, help="seconds of timing for each network")
+    parser.add_argument("--no-check", action="store_true", help="skip the held-out networks")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as temporary:
+        run(options.work or Path(temporary), options.target, options.budget, not options.no_check)
+
+
+def run(work: Path, target: str, budget: float, check: bool) -> None:
+    board = load(target).slice("partition")
+    device = board["devices"][cpu_devices(board)[0]]
+    begin = time.perf_counter()
+    names, measured = [], []
+    for number, case in enumerate(cases()):
+        folder = work / case.name
+        folder.mkdir(parents=True, exist_ok=True)
+        net = Net(case.name, number)
+        case.build(net)
+        path = folder / f"{case.name}.onnx"
+        onnx.save(net.model(), path)
+        kind = net.model().graph.input[0].type.tensor_type
+        shape = [d.dim_value for d in kind.shape.dim]
+        feeds = {"x": np.random.default_rng(number).standard_normal(shape).astype(np.float32)}
+        seconds = prepared(folder, path, feeds, target, budget)
+        names.append(case.name)
+        measured.append(measurement(folder, board, seconds))
+    start = of_device({**device, "cost": {}, "launch_overhead": 0.0})
+    fitted = model.fit(measured, start)
+    errors = left_out(measured, start, fitted.p)
+    spread = uncertainty.calibrate([m.family for m in measured], errors)
+    fitted = Parameters(fitted.factors, fitted.p, fitted.alpha, fitted.sigma, fitted.covariance, spread)
+    print(f"{len(measured)} networks in {time.perf_counter() - begin:.0f} s")
+    for name, m, inside, outside in zip(names, measured, model.residuals(measured, fitted), errors):
+        print(f"  {name:32} {m.family:12} {m.seconds * 1e6:10.1f} us  fit {inside:+.2f}  left out {outside:+.2f}")
+    show_errors("fitted", model.residuals(measured, fitted))
+    show_errors("left out", np.array(errors))
+    print(yaml.safe_dump({"cost": fitted.to_cost()}, sort_keys=False))
+    if check:
+        check_held_out(work, board, target, budget, fitted)
+
+
+def show_errors(what: str, errors: np.ndarray) -> None:
+    """Mean absolute percentage error, share within 10 % and 25 %, and the bias."""
+    relative = np.abs(np.exp(-errors) - 1)
+    print(
+        f"{what}: MAPE {100 * relative.mean():.1f} %, within 10 % {100 * (relative < 0.1).mean():.0f} %, "
+        f"within 25 % {100 * (relative < 0.25).mean():.0f} %, median of measured / predicted "
+        f"{math.exp(float(np.median(errors))):.2f}"
+    )
+
+
+def check_held_out(work: Path, board: dict[str, Any], target: str, budget: float, fitted: Parameters) -> None:
+    """Predict and measure the networks of `HELD_OUT`."""
+    errors, inside = [], 0
+    trained = Path(__file__).resolve().parent.parent / "models"
+    for name in HELD_OUT:
+        own = trained / name / f"{name}.onnx"
+        entry = find(str(own) if own.exists() else name)
+        folder = work / f"held-out-{name}"
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            path = entry.path(folder)
+        except Unavailable as error:
+            print(f"  {name}: {error}")
+            continue
+        m = measurement_of(folder, path, entry.inputs(), board, target, budget)
+        predicted = float(model.times(m.nominal, fitted).sum())
+        deviation = uncertainty.log_deviation(m.nominal, fitted)
+        half = uncertainty.half_width(deviation, fitted.spread.get(m.family))
+        low, high = uncertainty.interval(predicted, half)
+        hit = low <= m.seconds <= high
+        inside += hit
+        errors.append(math.log(m.seconds / predicted))
+        print(
+            f"  {name:24} {m.family:12} predicted {predicted * 1e6:9.1f} us [{low * 1e6:.1f}, {high * 1e6:.1f}], "
+            f"measured {m.seconds * 1e6:9.1f} us  {'inside' if hit else 'OUTSIDE'}"
+        )
+    if errors:
+        show_errors("held out", np.array(errors))
+        print(f"inside their interval: {inside} of {len(errors)}, nominal {100 * uncertainty.COVERAGE:.0f} %")
+
+
+def measurement_of(
+    folder: Path, path: Path, feeds: dict[str, Any], board: dict[str, Any], target: str, budget: float
+) -> Measurement:
+    return measurement(folder, board, prepared(folder, path, feeds, target, 4 * budget))
+
+
+def parts(nominal: np.ndarray, parameters: Parameters) -> dict[str, float]:
+    """Seconds by factor, for a look at where a prediction comes from."""
+    scaled = (nominal * parameters.factors).sum(axis=0)
+    return {n: float(t) for n, t, _ in zip(NAMES, scaled, GROUPS) if t > 0}
+
+
+if __name__ == "__main__":
+    main()
