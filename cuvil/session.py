@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,9 @@ from cuvil.frontend.onnx_writer import write_model
 from cuvil.ir.expr import numpy_dtype
 from cuvil.ir.graph import Graph
 from cuvil.target.schema import Target, load
+
+_compiling = threading.RLock()
+"""Compiles of one process take turns: they share the table of interned expressions."""
 
 _ORT_TYPES = {"float32": "float", "float64": "double", "bool": "bool", "string": "string"}
 
@@ -207,7 +211,8 @@ def compile(
         np.savez(data, allow_pickle=False, **dict(calibration))
     elif calibration is not None:
         data = Path(calibration)
-    stages.run_all(path, out, profile, shapes, io_format, data, progress, tuned)
+    with _compiling:
+        stages.run_all(path, out, profile, shapes, io_format, data, progress, tuned)
     session = Session(out.libraries[1], out.interface["json"])
     session._keep, session.target = keep, profile
     return session

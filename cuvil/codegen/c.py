@@ -48,6 +48,7 @@ PRELUDE = """#include <stddef.h>
 typedef ptrdiff_t cv_idx;
 #define CV_ALIGN64 __attribute__((aligned(64)))
 #if defined(__clang__)
+#pragma clang diagnostic ignored "-Wpass-failed" /* a loop that stays scalar is no mistake */
 #define CV_SIMD _Pragma("clang loop vectorize(assume_safety)")
 #elif defined(__GNUC__)
 #define CV_SIMD _Pragma("GCC ivdep")
@@ -75,7 +76,7 @@ static inline int64_t cv_floordiv(int64_t a, int64_t b) {
 static inline int64_t cv_mod(int64_t a, int64_t b) {
     if (b == 0 || b == -1) return 0;
     int64_t r = a % b;
-    return r + ((r != 0) & ((r < 0) != (b < 0)) ? b : 0);
+    return r + (((r != 0) & ((r < 0) != (b < 0))) ? b : 0);
 }
 """
 

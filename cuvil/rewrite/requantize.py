@@ -39,16 +39,18 @@ def expand_qlinear(r: Rewriter, node: Node) -> bool:
     x_scale, _, w_scale, _, y_scale, _ = (a for a in constants if a is not None)
     if x_scale.size != 1 or y_scale.size != 1:
         return False
-    bias = node.inputs[8] if len(node.inputs) > 8 else ""
+    bias = r.array(node, 8)
+    if bias is None and len(node.inputs) > 8:
+        return False
     axis = {"axis": 0 if conv else len(w_kind.shape) - 1}
 
     def build(s: Sequence) -> None:
         inputs = [s.add("DequantizeLinear", node.inputs[0:3], "float32", shape=x_kind.shape)]
         inputs.append(s.add("DequantizeLinear", node.inputs[3:6], "float32", axis, shape=w_kind.shape))
-        if bias:
-            scale = np.squeeze(w_scale) if w_scale.size == 1 else w_scale
-            parts = [bias, s.constant("bias_scale", (x_scale.reshape(()) * scale).astype(np.float32))]
-            inputs.append(s.add("DequantizeLinear", parts, "float32", {"axis": 0}, shape=r.graph.types[bias].shape))
+        if bias is not None:
+            scale = x_scale.reshape(()) * (w_scale.reshape(()) if w_scale.size == 1 else w_scale)
+            parts = [node.inputs[8], s.constant("bias_scale", scale.astype(np.float32))]
+            inputs.append(s.add("DequantizeLinear", parts, "float32", {"axis": 0}, shape=bias.shape))
         y, output = s.add("Conv" if conv else "MatMul", inputs, "float32", dict(node.attrs)), node.outputs[0]
         s.add("QuantizeLinear", [y, *node.inputs[6:8]], r.graph.types[output].dtype, output=output)
 

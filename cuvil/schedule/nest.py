@@ -495,7 +495,10 @@ def _redirect(statement: Stmt, v: Value, local: Value, dropped: int) -> Stmt:
         inner = tuple(_redirect(s, v, local, dropped) for s in statement.body)
         return For(statement.var, statement.stop, inner, statement.kind, statement.start, statement.reduction)
     if isinstance(statement, If):
-        return If(statement.condition, tuple(_redirect(s, v, local, dropped) for s in statement.then))
+        then, otherwise = (
+            tuple(_redirect(s, v, local, dropped) for s in b) for b in (statement.then, statement.otherwise)
+        )
+        return If(statement.condition, then, otherwise)
     if isinstance(statement, Store) and statement.target is v:
         at = _squeeze(statement.indices[dropped:], v.shape[dropped:], local)
         return Store(local, at, statement.value)

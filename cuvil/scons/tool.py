@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from cuvil.scons.nodes import Artefacts
     from cuvil.target.schema import Target
 
-_held = contextlib.ExitStack()
-"""Locks of build folders, held until the build ends."""
-atexit.register(_held.close)
+_locked: set[Path] = set()
+"""The build folders that this process has locked; the locks are held until it ends."""
 
 
 def declare_project(env: Any, file: str = "cuvil.yaml") -> None:
@@ -68,7 +67,7 @@ def declare_model(
         quantization: ``none``, ``int8``, or ``profile`` for what the profile says.
         calibration: an ``.npz`` file for int8, relative to the SConscript.
         threads: on each CPU; what the profile says where None.
-        folder: for all artefacts; ``build/<target>/<name>`` by default.
+        folder: for all artefacts; ``build/<target>/<name>`` by default, which ``scons -c`` removes as a whole.
 
     Returns:
         The nodes and their paths; `Artefacts.libraries` are the model's ``.a`` and ``.so``.
@@ -85,11 +84,16 @@ def declare_model(
         )
         profile = target if isinstance(target, Target) else load(target)
         profile = configured(profile, quantization, threads)
-        place = Path("build", profile.name, model.name)
         if folder:
-            place = Path(env.Dir(folder).get_internal_path())
-        _lock(env, place)
-        return _declare(env, [(model, profile)], place, verbose=False)[0]
+            place = base = Path(env.Dir(folder).get_internal_path())
+        else:
+            base = Path("build", profile.name)
+            place = base / model.name
+        _lock(env, base)
+        found = _declare(env, [(model, profile, place)], base, verbose=False)[0]
+        if not folder:
+            env.Clean(found.nodes, env.Dir(f"#{place}"))
+        return found
     raise AssertionError  # _reported lets no exception pass
 
 
@@ -114,13 +118,14 @@ def _declare_project(env: Any, project: Project, chosen: Settings) -> None:
     if not env.GetOption("clean"):
         for wanted in models if "all" in COMMAND_LINE_TARGETS else models[:1]:
             _check_files(wanted)
-    asked = [
-        (m, configured(target, chosen.quantization or m.quantization or project.quantization, chosen.threads))
-        for m in models
-    ]
-    found = _declare(env, asked, base, chosen.verbose, below=True)
+    asked = []
+    for m in models:
+        quantization = chosen.quantization or m.quantization or project.quantization
+        asked.append((m, configured(target, quantization, chosen.threads), base / m.name))
+    found = _declare(env, asked, base, chosen.verbose)
     for artefacts in found:
-        env.Clean(artefacts.nodes, env.Dir(_node_path(artefacts.out.folder)))
+        folder = artefacts.out.folder
+        env.Clean(artefacts.nodes, env.Dir(str(folder) if folder.is_absolute() else f"#{folder}"))
     selected = found if "all" in COMMAND_LINE_TARGETS else found[:1]
     env.Alias("all", [a.libraries for a in found])
     env.Default([a.libraries for a in selected])
@@ -128,26 +133,23 @@ def _declare_project(env: Any, project: Project, chosen: Settings) -> None:
 
 
 def _declare(
-    env: Any, asked: Sequence[tuple[Model, Target]], folder: Path, verbose: bool, below: bool = False
+    env: Any, asked: Sequence[tuple[Model, Target, Path]], base: Path, verbose: bool
 ) -> list[Artefacts]:
-    """Declare the nodes of models, in `folder` or in one of each model's name `below` it."""
+    """Declare the nodes of models for targets in folders; `base` is the folder that is locked."""
     from cuvil.scons import nodes, signatures
 
     env.SetOption("max_drift", -1)
     cleaning, dry = env.GetOption("clean"), _is_dry(env)
-    modules = {} if cleaning else signatures.of_stages(None if dry else folder / ".cuvil-modules.json")
-    found = []
-    for model, target in asked:
-        place = folder / model.name if below else folder
-        found.append(nodes.declare(env, target, model, place, modules, verbose))
+    modules = {} if cleaning else signatures.of_stages(None if dry else base / ".cuvil-modules.json")
+    found = [nodes.declare(env, target, model, place, modules, verbose) for model, target, place in asked]
     if not (cleaning or dry):
         nodes.drop_edited([node for artefacts in found for node in artefacts.nodes])
     return found
 
 
 def _is_dry(env: Any) -> bool:
-    """Whether nothing is to be written (-n, -q)."""
-    return bool(env.GetOption("no_exec") or env.GetOption("question"))
+    """Whether nothing is to be written (-n, -q, -h)."""
+    return any(env.GetOption(option) for option in ("no_exec", "question", "help"))
 
 
 def _lock(env: Any, folder: Path) -> None:
@@ -156,9 +158,12 @@ def _lock(env: Any, folder: Path) -> None:
     Raises:
         CuvilError: another build holds it, or the folder cannot be written.
     """
-    if not _is_dry(env):
+    if folder not in _locked and not _is_dry(env):
         try:
-            _held.enter_context(fsio.build_lock(folder))
+            lock = contextlib.ExitStack()
+            lock.enter_context(fsio.build_lock(folder))
+            atexit.register(lock.close)
+            _locked.add(folder)
         except OSError as error:
             message = f"cannot be written: {error.strerror}; build_dir= names another"
             raise CuvilError(message, str(folder)) from None
@@ -178,10 +183,6 @@ def _check_files(model: Model) -> None:
         path = getattr(model, key)
         if path and not os.path.isfile(path):
             raise CuvilError(f"no such file {quoted(path)}", f"model {model.name}: {key}")
-
-
-def _node_path(path: Path) -> str:
-    return str(path) if path.is_absolute() else f"#{path}"
 
 
 @contextlib.contextmanager

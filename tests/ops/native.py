@@ -23,6 +23,9 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
+Case = tuple[Any, Mapping[str, Array]]
+"""An ONNX model and its inputs by name."""
+
 BATCH = 120
 """Programs per C file."""
 
@@ -57,10 +60,8 @@ def prepare(model: Any) -> Any:
     return schedule(lower(graph), None)
 
 
-def outputs(
-    models: Mapping[str, tuple[Any, Mapping[str, Array]]], opt_level: str = "1"
-) -> dict[str, list[Array]]:
-    """The outputs of each ``(model, feeds)``; fails where one cannot be compiled or run."""
+def outputs(models: Mapping[str, Case], opt_level: str = "1") -> dict[str, list[Array]]:
+    """The outputs of each case; fails where one cannot be compiled or run."""
     schedules = {name: prepare(model) for name, (model, _) in models.items()}
     libraries = build(schedules, opt_level)
     tasks = [call(name, schedules[name], libraries[name], feeds) for name, (_, feeds) in models.items()]

@@ -19,7 +19,9 @@ def branch(name: str, nodes: list[onnx.NodeProto], *outputs: str) -> onnx.GraphP
     return helper.make_graph(nodes, name, [], values)
 
 
-def choice(condition: str, then: onnx.GraphProto, other: onnx.GraphProto, outputs: str = "y") -> onnx.NodeProto:
+def choice(
+    condition: str, then: onnx.GraphProto, other: onnx.GraphProto, outputs: str = "y"
+) -> onnx.NodeProto:
     return node("If", condition, outputs, then_branch=then, else_branch=other)
 
 
@@ -35,7 +37,9 @@ def plain(flag: bool) -> Case:
 
 def nested(outer: bool, inner: bool) -> Case:
     feeds = {"c": np.array([outer]), "d": np.array(inner), "x": np.float32([1, -2])}
-    deep = choice("d", branch("dt", [node("Abs", "x", "u")], "u"), branch("de", [node("Exp", "x", "v")], "v"), "w")
+    deep = choice(
+        "d", branch("dt", [node("Abs", "x", "u")], "u"), branch("de", [node("Exp", "x", "v")], "v"), "w"
+    )
     then = branch("t", [deep], "w")
     other = branch("e", [node("Identity", "x", "o")], "o")
     return model([choice("c", then, other)], feeds, ["y"]), feeds
@@ -48,7 +52,9 @@ def by_size(length: int) -> Case:
         node("Shape", "x", "s", end=1),
         node("Squeeze", "s", "n"),
         node("Equal", "n one", "c"),
-        choice("c", branch("t", [node("Squeeze", "x axes", "a")], "a"), branch("e", [node("Neg", "x", "b")], "b")),
+        choice(
+            "c", branch("t", [node("Squeeze", "x axes", "a")], "a"), branch("e", [node("Neg", "x", "b")], "b")
+        ),
     ]
     return model(nodes, feeds, ["y"], {"one": np.array(1), "axes": np.array([0])}), feeds
 

@@ -35,10 +35,16 @@ CASES: dict[str, tuple[Array, int | None, dict[str, Any], Array]] = {
     "inverse": (COMPLEX, None, {"inverse": 1}, pairs(np.fft.ifft(numbers(COMPLEX), axis=1))),
     "inverse, longer": (COMPLEX, 17, {"inverse": 1}, pairs(np.fft.ifft(numbers(COMPLEX), 17, axis=1))),
     "inverse to real, even": (
-        COMPLEX, None, {"inverse": 1, "onesided": 1}, np.fft.irfft(numbers(COMPLEX), axis=1)[..., None]
+        COMPLEX,
+        None,
+        {"inverse": 1, "onesided": 1},
+        np.fft.irfft(numbers(COMPLEX), axis=1)[..., None],
     ),
     "inverse to real, odd": (
-        COMPLEX, 21, {"inverse": 1, "onesided": 1}, np.fft.irfft(numbers(COMPLEX), 21, axis=1)[..., None]
+        COMPLEX,
+        21,
+        {"inverse": 1, "onesided": 1},
+        np.fft.irfft(numbers(COMPLEX), 21, axis=1)[..., None],
     ),
 }
 

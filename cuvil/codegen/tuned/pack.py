@@ -31,7 +31,7 @@ class Contraction:
         value: the Reduce.
         a, w: the loads; `w` reads the packed panel ``[batch..., k..., n]``.
         panel: the packed value.
-        batch: output axes in both operands; `rows`: in `a` only; `column`: in `w` only.
+        batch: output axes in both operands; `rows`: not in `w`; `column`: in `w` only.
         k: reduced variables, outermost first.
         vectors: vectors in a panel's row.
         spatial: the rows are a convolution's positions (tiles of pixels).
@@ -66,7 +66,7 @@ def recognise(value: Value) -> tuple[Expr, Expr, list[Expr], list[Expr], Expr, l
     for a, w in ((factors[0], factors[1]), (factors[1], factors[0])):
         in_a, in_w = E.variables(*a.args), E.variables(*w.args)
         columns = [x for x in axes if x in in_w and x not in in_a]
-        rows = [x for x in axes if x in in_a and x not in in_w]
+        rows = [x for x in axes if x not in in_w]
         batch = [x for x in axes if x in in_a and x in in_w]
         k = [r for r in reduced if r in in_a and r in in_w]
         if len(columns) != 1 or len(k) != len(reduced):
