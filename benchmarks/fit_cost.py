@@ -1,6 +1,6 @@
 """Fits the cost model to this machine: ``python -m benchmarks.fit_cost --help``.
 
-Some sixty small networks, one kernel or a few each, are compiled and timed; the model's parameters are
+Some ninety small networks, most of them of one kernel, are compiled and timed; the model's parameters are
 fitted to them, and the intervals are calibrated by the residuals of models that were left out of the fit
 (five folds).  Then networks of the zoo, which had no part in either, are predicted and measured: the
 error and the share that lies in its interval.
@@ -14,10 +14,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +27,14 @@ import numpy as np
 import onnx
 import yaml
 from zoo.entry import Unavailable
-from zoo.net import Net, i64
+from zoo.net import Net, f32, i64
 from zoo.registry import find
 
 import cuvil
 from cuvil.cost import model, uncertainty
 from cuvil.cost.estimate import cpu_devices, machine_of, scheduled
 from cuvil.cost.model import Measurement
-from cuvil.cost.parameters import GROUPS, NAMES, Parameters, of_device
+from cuvil.cost.parameters import Parameters, of_device
 from cuvil.frontend.onnx_reader import read_model
 from cuvil.ir import expr
 from cuvil.session import Session
@@ -53,50 +55,68 @@ Build = Callable[[Net], None]
 
 @dataclass(frozen=True)
 class Case:
-    """A small network: its name and what builds it."""
+    """A small network: its name, what builds it, and the arithmetic it is compiled for."""
 
     name: str
     build: Build
+    quantization: str = "none"
+
+
+# c_in, c_out, kernel, stride, groups, size
+CONVOLUTIONS = (
+    (3, 32, 3, 2, 1, 112), (3, 64, 7, 2, 1, 64), (16, 16, 3, 1, 1, 28), (32, 64, 3, 1, 1, 28),
+    (64, 64, 3, 1, 1, 56), (128, 128, 3, 2, 1, 28), (128, 256, 3, 1, 1, 14), (256, 256, 3, 1, 1, 7),
+    (512, 512, 3, 1, 1, 7), (16, 96, 1, 1, 1, 56), (64, 128, 1, 1, 1, 28), (256, 64, 1, 1, 1, 14),
+    (384, 64, 1, 1, 1, 14), (512, 1000, 1, 1, 1, 13), (24, 40, 5, 1, 1, 20), (8, 24, 3, 1, 1, 96),
+    (32, 32, 3, 1, 32, 56), (96, 96, 3, 2, 96, 56), (144, 144, 3, 1, 144, 28), (384, 384, 3, 1, 384, 14),
+    (64, 64, 3, 1, 64, 7), (64, 64, 3, 1, 2, 28),
+)  # fmt: skip
+BYTE_CONVOLUTIONS = (
+    (32, 64, 3, 1, 1, 28), (64, 64, 3, 1, 1, 56), (256, 256, 3, 1, 1, 7), (64, 128, 1, 1, 1, 28), (16, 32, 3, 2, 1, 56),
+)  # fmt: skip
+# m, k, n
+PRODUCTS = (
+    (1, 64, 10), (1, 256, 256), (1, 1024, 1000), (1, 2048, 2048), (8, 128, 128), (32, 256, 256), (64, 64, 64),
+    (100, 300, 70), (128, 256, 1024), (128, 512, 512), (256, 768, 768), (7, 33, 49),
+)  # fmt: skip
+BYTE_PRODUCTS = ((1, 512, 512), (64, 256, 256), (128, 256, 1024))
+POOLS = (("MaxPool", 64, 56, 3, 2), ("MaxPool", 32, 28, 2, 2), ("AveragePool", 128, 14, 2, 2), ("MaxPool", 192, 14, 3, 1))
+NETWORKS = 20
 
 
 def cases() -> Iterator[Case]:
     """The networks that the model is fitted to."""
-    for c_in, c_out, kernel, stride, groups, size in (
-        (3, 32, 3, 2, 1, 112), (3, 64, 7, 2, 1, 64), (16, 16, 3, 1, 1, 28), (32, 64, 3, 1, 1, 28),
-        (64, 64, 3, 1, 1, 56), (128, 128, 3, 2, 1, 28), (128, 256, 3, 1, 1, 14), (256, 256, 3, 1, 1, 7),
-        (512, 512, 3, 1, 1, 7), (16, 96, 1, 1, 1, 56), (64, 128, 1, 1, 1, 28), (256, 64, 1, 1, 1, 14),
-        (384, 64, 1, 1, 1, 14), (512, 1000, 1, 1, 1, 13), (24, 40, 5, 1, 1, 20), (8, 24, 3, 1, 1, 96),
-        (32, 32, 3, 1, 32, 56), (96, 96, 3, 2, 96, 56), (144, 144, 3, 1, 144, 28), (384, 384, 3, 1, 384, 14),
-        (64, 64, 3, 1, 64, 7), (64, 64, 3, 1, 2, 28),
-    ):  # fmt: skip
-        yield Case(f"conv{c_in}x{c_out}k{kernel}s{stride}g{groups}h{size}",
-                   lambda net, a=(c_in, c_out, kernel, stride, groups, size): _conv(net, *a))
-    for m, k, n in ((1, 64, 10), (1, 256, 256), (1, 1024, 1000), (1, 2048, 2048), (8, 128, 128), (32, 256, 256),
-                    (64, 64, 64), (100, 300, 70), (128, 256, 1024), (128, 512, 512), (256, 768, 768), (7, 33, 49)):
-        yield Case(f"gemm{m}x{k}x{n}", lambda net, a=(m, k, n): _gemm(net, *a))
+    for c in CONVOLUTIONS:
+        yield Case("conv{}x{}k{}s{}g{}h{}".format(*c), partial(_conv, spec=c))
+    for c in BYTE_CONVOLUTIONS:
+        yield Case("byteconv{}x{}k{}s{}g{}h{}".format(*c), partial(_conv, spec=c), "int8")
+    for m, k, n in PRODUCTS:
+        yield Case(f"gemm{m}x{k}x{n}", partial(_gemm, m=m, k=k, n=n))
+    for m, k, n in BYTE_PRODUCTS:
+        yield Case(f"bytegemm{m}x{k}x{n}", partial(_gemm, m=m, k=k, n=n), "int8")
     for kind in ("Relu", "Sigmoid", "Tanh", "Erf", "Exp", "Sqrt"):
-        for count in (1 << 12, 1 << 16, 1 << 20):
-            if count == 1 << 12 or kind in ("Relu", "Tanh"):
-                yield Case(f"{kind.lower()}{count}", lambda net, a=(kind, count): _unary(net, *a))
+        for count in (1 << 12, 1 << 16, 1 << 20) if kind in ("Relu", "Tanh") else (1 << 12,):
+            yield Case(f"{kind.lower()}{count}", partial(_unary, kind=kind, count=count))
     for rows, columns in ((16, 64), (128, 256), (512, 128), (32, 1000)):
-        yield Case(f"softmax{rows}x{columns}", lambda net, a=(rows, columns): _rows(net, "Softmax", *a))
-        yield Case(f"layernorm{rows}x{columns}", lambda net, a=(rows, columns): _rows(net, "Norm", *a))
-    for kind, channels, size, kernel, stride in (
-        ("MaxPool", 64, 56, 3, 2), ("MaxPool", 32, 28, 2, 2), ("AveragePool", 128, 14, 2, 2), ("MaxPool", 192, 14, 3, 1),
-    ):  # fmt: skip
-        yield Case(f"{kind.lower()}{channels}h{size}k{kernel}",
-                   lambda net, a=(kind, channels, size, kernel, stride): _pool(net, *a))
+        for kind in ("Softmax", "Norm"):
+            yield Case(f"{kind.lower()}{rows}x{columns}", partial(_rows, kind=kind, rows=rows, columns=columns))
+    for p in POOLS:
+        yield Case("{}{}h{}k{}s{}".format(*p).lower(), partial(_pool, spec=p))
     for channels, size in ((64, 28), (512, 7), (1280, 7)):
-        yield Case(f"globalpool{channels}h{size}", lambda net, a=(channels, size): _global(net, *a))
+        yield Case(f"globalpool{channels}h{size}", partial(_global, channels=channels, size=size))
     for channels, size in ((64, 28), (256, 14)):
-        yield Case(f"transpose{channels}h{size}", lambda net, a=(channels, size): _transpose(net, *a))
+        yield Case(f"transpose{channels}h{size}", partial(_transpose, channels=channels, size=size))
     for steps, size, hidden in ((10, 32, 64), (32, 64, 128), (8, 128, 256)):
         for kind in ("LSTM", "GRU"):
-            yield Case(f"{kind.lower()}{steps}x{size}x{hidden}", lambda net, a=(kind, steps, size, hidden): _scan(net, *a))
-    yield Case("tiny", lambda net: _unary(net, "Relu", 1))
+            build = partial(_scan, kind=kind, steps=steps, size=size, hidden=hidden)
+            yield Case(f"{kind.lower()}{steps}x{size}x{hidden}", build)
+    yield Case("tiny", partial(_unary, kind="Relu", count=1))
+    for number in range(NETWORKS):
+        yield Case(f"network{number}", partial(_dense if number % 5 > 2 else _convolutional, seed=number))
 
 
-def _conv(net: Net, c_in: int, c_out: int, kernel: int, stride: int, groups: int, size: int) -> None:
+def _conv(net: Net, spec: tuple[int, ...]) -> None:
+    c_in, c_out, kernel, stride, groups, size = spec
     out = (size + stride - 1) // stride
     y = net.conv(net.input("x", [1, c_in, size, size]), c_in, c_out, kernel, stride=stride, groups=groups)
     net.output(net.op("Relu", y), "y", [1, c_out, out, out])
@@ -116,9 +136,11 @@ def _rows(net: Net, kind: str, rows: int, columns: int) -> None:
     net.output(y, "y", [rows, columns])
 
 
-def _pool(net: Net, kind: str, channels: int, size: int, kernel: int, stride: int) -> None:
+def _pool(net: Net, spec: tuple[str, int, int, int, int]) -> None:
+    kind, channels, size, kernel, stride = spec
     out = (size - kernel) // stride + 1
-    y = net.op(kind, net.input("x", [1, channels, size, size]), kernel_shape=[kernel] * 2, strides=[stride] * 2)
+    x = net.input("x", [1, channels, size, size])
+    y = net.op(kind, x, kernel_shape=[kernel] * 2, strides=[stride] * 2)
     net.output(y, "y", [1, channels, out, out])
 
 
@@ -141,6 +163,40 @@ def _scan(net: Net, kind: str, steps: int, size: int, hidden: int) -> None:
     net.output(net.op("Squeeze", y, i64(1)), "y", [steps, 1, hidden])
 
 
+def _convolutional(net: Net, seed: int) -> None:
+    """A random stack of convolutions, depthwise ones, pools and residual sums."""
+    rng = random.Random(seed)
+    c, size = rng.choice((3, 8, 16)), rng.choice((32, 48, 64))
+    x = net.input("x", [1, c, size, size])
+    for _ in range(rng.randint(3, 6)):
+        wide = rng.choice((16, 24, 32, 48, 64, 96))
+        y = net.op("Relu", net.conv(x, c, wide, rng.choice((1, 3, 3)), stride=1))
+        kind = rng.choice(("depthwise", "residual", "pool", "none"))
+        if kind == "depthwise":
+            y = net.op("Clip", net.conv(y, wide, wide, 3, groups=wide), f32(0.0), f32(6.0))
+        elif kind == "residual":
+            y = net.op("Relu", net.op("Add", y, net.conv(y, wide, wide, 3)))
+        elif kind == "pool" and size >= 16:
+            y = net.op("MaxPool", y, kernel_shape=[2, 2], strides=[2, 2])
+            size //= 2
+        x, c = y, wide
+    x = net.op("Flatten", net.op("GlobalAveragePool", x))
+    net.output(net.gemm(x, c, 10), "y", [1, 10])
+
+
+def _dense(net: Net, seed: int) -> None:
+    """A random stack of dense layers, normalizations and activations over a sequence."""
+    rng = random.Random(seed)
+    rows, width = rng.choice((1, 16, 64, 128)), rng.choice((64, 128, 256))
+    x = net.input("x", [rows, width])
+    for _ in range(rng.randint(2, 5)):
+        inner = width * rng.choice((1, 2, 4))
+        y = net.linear(net.layer_norm(x, width), width, inner)
+        y = net.gelu(y) if rng.random() < 0.5 else net.op("Relu", y)
+        x = net.op("Add", x, net.linear(y, inner, width))
+    net.output(net.op("Softmax", x, axis=-1), "y", [rows, width])
+
+
 # --- measuring ------------------------------------------------------------------------------------
 
 
@@ -152,13 +208,18 @@ def timed(session: Session, feeds: dict[str, Any], budget: float) -> float:
     return float(np.quantile(session.benchmark(feeds, repeats), QUANTILE))
 
 
-def prepared(folder: Path, path: Path, feeds: dict[str, Any], target: str, budget: float) -> float:
+def prepared(
+    folder: Path, path: Path, feeds: dict[str, Any], target: str, budget: float, quantization: str = "none"
+) -> float:
     """Compile into `folder` and time, unless that was done before."""
     record = folder / "seconds.json"
     if record.exists():
         return float(json.loads(record.read_text()))
     shapes = {name: list(a.shape) for name, a in feeds.items()}
-    session = cuvil.compile(path, target=target, shapes=shapes, output=folder)
+    calibration = feeds if quantization == "int8" else None
+    session = cuvil.compile(
+        path, target=target, shapes=shapes, output=folder, quantization=quantization, calibration=calibration
+    )
     seconds = timed(session, feeds, budget)
     record.write_text(json.dumps(seconds))
     return seconds
@@ -169,12 +230,11 @@ def measurement(folder: Path, board: dict[str, Any], seconds: float) -> Measurem
     expr.clear()
     device = cpu_devices(board)[0]
     machine = machine_of(board, device)
-    found = model.features(scheduled(read_model(folder / "graph.onnx"), board, device), machine)
+    graph = read_model(folder / "quantize" / f"{device}.onnx")
+    found = model.features(scheduled(graph, board, device), machine)
     nominal = np.array([f.nominal for f in found])
-    share: dict[str, float] = {}
-    for f, t in zip(found, model.predict(found, machine.parameters)):
-        share[f.tag] = share.get(f.tag, 0.0) + float(t)
-    return Measurement(nominal, seconds, max(share, key=lambda tag: share[tag]))
+    family = model.family(found, [float(t) for t in model.predict(found, machine.parameters)])
+    return Measurement(nominal, seconds, family)
 
 
 def left_out(measurements: Sequence[Measurement], start: Parameters, p: float) -> list[float]:
@@ -214,17 +274,17 @@ def run(work: Path, target: str, budget: float, check: bool) -> None:
         kind = net.model().graph.input[0].type.tensor_type
         shape = [d.dim_value for d in kind.shape.dim]
         feeds = {"x": np.random.default_rng(number).standard_normal(shape).astype(np.float32)}
-        seconds = prepared(folder, path, feeds, target, budget)
+        seconds = prepared(folder, path, feeds, target, budget, case.quantization)
         names.append(case.name)
         measured.append(measurement(folder, board, seconds))
     start = of_device({**device, "cost": {}, "launch_overhead": 0.0})
     fitted = model.fit(measured, start)
     errors = left_out(measured, start, fitted.p)
     spread = uncertainty.calibrate([m.family for m in measured], errors)
-    fitted = Parameters(fitted.factors, fitted.p, fitted.alpha, fitted.sigma, fitted.covariance, spread)
+    fitted = replace(fitted, spread=spread)
     print(f"{len(measured)} networks in {time.perf_counter() - begin:.0f} s")
     for name, m, inside, outside in zip(names, measured, model.residuals(measured, fitted), errors):
-        print(f"  {name:32} {m.family:12} {m.seconds * 1e6:10.1f} us  fit {inside:+.2f}  left out {outside:+.2f}")
+        print(f"  {name:28} {m.family:12} {m.seconds * 1e6:9.1f} us, off by {inside:+.2f}, left out {outside:+.2f}")
     show_errors("fitted", model.residuals(measured, fitted))
     show_errors("left out", np.array(errors))
     print(yaml.safe_dump({"cost": fitted.to_cost()}, sort_keys=False))
@@ -256,7 +316,7 @@ def check_held_out(work: Path, board: dict[str, Any], target: str, budget: float
         except Unavailable as error:
             print(f"  {name}: {error}")
             continue
-        m = measurement_of(folder, path, entry.inputs(), board, target, budget)
+        m = measurement(folder, board, prepared(folder, path, entry.inputs(), target, 4 * budget))
         predicted = float(model.times(m.nominal, fitted).sum())
         deviation = uncertainty.log_deviation(m.nominal, fitted)
         half = uncertainty.half_width(deviation, fitted.spread.get(m.family))
@@ -265,24 +325,12 @@ def check_held_out(work: Path, board: dict[str, Any], target: str, budget: float
         inside += hit
         errors.append(math.log(m.seconds / predicted))
         print(
-            f"  {name:24} {m.family:12} predicted {predicted * 1e6:9.1f} us [{low * 1e6:.1f}, {high * 1e6:.1f}], "
-            f"measured {m.seconds * 1e6:9.1f} us  {'inside' if hit else 'OUTSIDE'}"
+            f"  {name:20} {m.family:8} predicted {predicted * 1e6:8.1f} us [{low * 1e6:.1f}, {high * 1e6:.1f}], "
+            f"measured {m.seconds * 1e6:8.1f} us: {'inside' if hit else 'OUTSIDE'}"
         )
     if errors:
         show_errors("held out", np.array(errors))
         print(f"inside their interval: {inside} of {len(errors)}, nominal {100 * uncertainty.COVERAGE:.0f} %")
-
-
-def measurement_of(
-    folder: Path, path: Path, feeds: dict[str, Any], board: dict[str, Any], target: str, budget: float
-) -> Measurement:
-    return measurement(folder, board, prepared(folder, path, feeds, target, 4 * budget))
-
-
-def parts(nominal: np.ndarray, parameters: Parameters) -> dict[str, float]:
-    """Seconds by factor, for a look at where a prediction comes from."""
-    scaled = (nominal * parameters.factors).sum(axis=0)
-    return {n: float(t) for n, t, _ in zip(NAMES, scaled, GROUPS) if t > 0}
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ speaks of the kernels of the library.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from cuvil.cost.uncertainty import COVERAGE
 from cuvil.errors import CuvilError
 from cuvil.ir.graph import Graph
 from cuvil.partition.segments import Segment, subgraph
+from cuvil.rewrite import integer
 from cuvil.schedule.lower import lower
 from cuvil.schedule.plan import Schedule, roots_of, schedule
 from cuvil.target.schema import Target
@@ -76,7 +77,7 @@ class Cost:
         latency: of one inference, one device after the other, transfers included, s.
         interval: s.
         coverage: nominal share of cases inside their interval.
-        family: class of the kernels that take most of the time.
+        family: class of the kernel that takes most of the time, ``network`` where none does.
         bindings: symbolic sizes that it holds for; others count as 1.
     """
 
@@ -145,10 +146,13 @@ def machine_of(target: Mapping[str, Any], device: str) -> Machine:
 
 
 def scheduled(graph: Graph, target: Mapping[str, Any], device: str, tuned: bool = True) -> Schedule:
-    """The schedule that code generation makes of `graph` for a device."""
+    """The schedule that code generation makes of `graph` for a device; the graph is left as it is."""
     facts = target["devices"][device]
     options = {**facts, "bandwidth": target["memories"][facts["memory"]]["bandwidth"]}
-    return schedule(lower(graph), claims.for_device(options) if tuned else None)
+    nodes = [replace(node, name=node.name or node.outputs[0]) for node in graph.nodes]
+    copy = replace(graph, nodes=nodes, constants=dict(graph.constants), types=dict(graph.types))
+    integer.rewrite(copy)
+    return schedule(lower(copy), claims.for_device(options) if tuned else None)
 
 
 def estimate(
@@ -210,7 +214,8 @@ def assembled(
     kernels: list[KernelCost] = []
     waiting = {(t.tensor, t.sink): t for t in moved}
     total = deviation = 0.0
-    share: dict[str, float] = {}
+    features: list[Features] = []
+    times: list[float] = []
     spread: dict[str, float] = {}
     for number, (machine, part) in enumerate(parts):
         found = model.features(part, machine, bindings)
@@ -219,14 +224,15 @@ def assembled(
         prefix = f"s{number}_" if len(parts) > 1 else ""
         for k, (f, t) in enumerate(zip(found, seconds)):
             kernels.append(_kernel(f, float(t), machine, prefix, fetched.get(k, 0.0)))
-            share[f.tag] = share.get(f.tag, 0.0) + float(t)
+            features.append(f)
+            times.append(float(t))
         if found:
             nominal = np.array([f.nominal for f in found])
             deviation += float(seconds.sum()) * uncertainty.log_deviation(nominal, machine.parameters)
-            for family, width in machine.parameters.spread.items():
-                spread[family] = max(width, spread.get(family, 0.0))
+            for name, width in machine.parameters.spread.items():
+                spread[name] = max(width, spread.get(name, 0.0))
         total += float(seconds.sum())
-    family = max(share, key=lambda tag: (share[tag], tag), default="")
+    family = model.family(features, times)
     half = uncertainty.half_width(deviation / total if total else 0.0, spread.get(family))
     low, high = uncertainty.interval(total, half)
     travel, late = sum(t.time for t in moved), sum(t.late for t in moved)

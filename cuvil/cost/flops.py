@@ -10,7 +10,7 @@ Integer arithmetic on ``int64`` is that of indices and free.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cuvil.cost.nests import Nest, Site, Sizes, nest
@@ -24,9 +24,6 @@ from cuvil.schedule.storage import Storage
 _CHEAP = frozenset(("abs", "ceil", "floor", "isinf", "isnan", "round", "trunc"))
 _FREE = frozenset(("affine", "bitcast", "const", "load", "select", "sym", "var"))
 
-GATHER = 8.0
-"""Slots of a vector load or store whose lanes are not neighbours, against 1 for one in a row."""
-
 
 @dataclass(frozen=True)
 class Work:
@@ -36,12 +33,14 @@ class Work:
         flops: floating-point operations; those of the contraction alone where there is one, as the
             usual formulas count them.
         epilogue_flops: the others of a kernel with a contraction (bias, activation, ...).
-        int_ops: integer operations, a multiply-add of int8 counting two.
-        slots: operations as the device feels them: elementary functions, divisions, loads and stores
-            by weight, partly filled vectors as full ones, by whether the innermost loop is vectorised.
+        int_ops: integer operations, a multiply-add of int8 counting two; without an epilogue's.
+        slots: operations of vectorised loops as the device feels them: elementary functions, divisions,
+            loads and stores by weight, partly filled vectors as full ones.
         scalar_slots: the same outside vectorised loops.
         dot_slots: those of the slots that are int8 dot products of a tuned kernel.
         entries: how often an innermost loop is entered.
+        tiles: how often a tuned micro-kernel is called.
+        scattered: elements that vectorised loops load or store one by one, not being neighbours.
     """
 
     flops: float = 0.0
@@ -51,6 +50,8 @@ class Work:
     scalar_slots: float = 0.0
     dot_slots: float = 0.0
     entries: float = 0.0
+    tiles: float = 0.0
+    scattered: float = 0.0
 
 
 def count(kernel: Kernel, storage: Storage, sizes: Sizes, lanes: int = 1) -> Work:
@@ -73,12 +74,15 @@ class _Tally:
     slots: float = 0.0
     scalar: float = 0.0
     dots: float = 0.0
+    tiles: float = 0.0
+    scattered: float = 0.0
 
     def add(self, other: _Tally) -> None:
         self.floats += other.floats
         self.ints += other.ints
         self.slots += other.slots
         self.scalar += other.scalar
+        self.scattered += other.scattered
 
 
 class _Counter:
@@ -91,7 +95,7 @@ class _Counter:
         has_contraction = has_micro = False
         entries: dict[object, float] = {}
         for site in self.loops.sites:
-            if site.levels:
+            if site.levels and not isinstance(site.statement, Micro):
                 inner = site.levels[-1]
                 entries[inner.var] = site.runs / max(inner.trips, 1.0)
             s = site.statement
@@ -120,17 +124,20 @@ class _Counter:
         return Work(
             flops=main.floats if has_contraction else rest.floats,
             epilogue_flops=rest.floats if has_contraction else 0.0,
-            int_ops=both.ints,
+            int_ops=main.ints if has_contraction else rest.ints,
             slots=both.slots,
             scalar_slots=both.scalar,
             dot_slots=main.dots,
             entries=sum(entries.values()),
+            tiles=main.tiles,
+            scattered=both.scattered,
         )
 
     def _micro(self, site: Site, s: Micro, main: _Tally) -> None:
         """A tile of a tuned kernel, idle lanes and rows included."""
         amount = self.sizes(s.flops) * site.runs
         main.slots += amount
+        main.tiles += site.runs
         if s.reads and not E.is_float(s.reads[0][0].dtype):
             main.dots += amount
 
@@ -175,9 +182,7 @@ class _Counter:
         at = self._depth_of(site, s.indices, depths)
         if s.target not in self.loops.locals:
             depth = max(at, 1 if site.levels else 0) if isinstance(s, Accumulate) else len(site.levels)
-            self._put(
-                tally, site, depth, s.target.dtype, False, self._spread(site, depth, s.target, s.indices)
-            )
+            self._memory(tally, site, depth, s.target, s.indices)
         return tally
 
     def _visit(self, site: Site, root: Expr, seen: set[Expr], depths: dict[Expr, int]) -> _Tally:
@@ -205,8 +210,7 @@ class _Counter:
     def _operation(self, tally: _Tally, site: Site, e: Expr, depth: int) -> None:
         if e.op == "load":
             if e.attr not in self.loops.locals:
-                weight = self._spread(site, depth, e.attr, e.args)
-                self._put(tally, site, depth, e.dtype, False, weight)
+                self._memory(tally, site, depth, e.attr, e.args)
             return
         if e.op in _FREE or e.dtype == E.INDEX:
             return
@@ -224,12 +228,16 @@ class _Counter:
             weight = 4.0
         self._put(tally, site, depth, operand if e.dtype == "bool" else e.dtype, counts, weight)
 
-    def _spread(self, site: Site, depth: int, value: Value, indices: Iterable[Expr]) -> float:
-        """1 for a load that reads a row (or one element) by the vectorised variable, else `GATHER`."""
+    def _memory(
+        self, tally: _Tally, site: Site, depth: int, value: Value, indices: Sequence[Expr]
+    ) -> None:
+        """Add a load or store: a slot, or single elements where its lanes are not neighbours."""
         inner = site.levels[depth - 1] if depth else None
-        if inner is None or inner.kind != "simd" or inner.var is None:
-            return 1.0
-        return 1.0 if self.storage.stride(value, tuple(indices), inner.var) in (0, 1) else GATHER
+        lane = inner.var if inner is not None and inner.kind == "simd" else None
+        if lane is not None and self.storage.stride(value, indices, lane) not in (0, 1):
+            tally.scattered += math.prod(level.trips for level in site.levels[:depth])
+            return
+        self._put(tally, site, depth, value.dtype, False, 1.0)
 
     def _depth(self, site: Site, e: Expr, depths: dict[Expr, int]) -> int:
         """How many levels must have been entered before `e` can be evaluated."""

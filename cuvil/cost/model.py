@@ -17,6 +17,7 @@ import numpy as np
 from cuvil.cost import dram, flops
 from cuvil.cost.nests import Sizes
 from cuvil.cost.parameters import GROUPS, NAMES, PRIOR_DEVIATION, TAGS, Floats, Parameters, of_device
+from cuvil.ir.expr import is_float
 from cuvil.ir.loops import Kernel, Micro, walk
 from cuvil.schedule.plan import Schedule
 
@@ -107,9 +108,19 @@ def tag_of(kernel: Kernel) -> str:
     """The class of a kernel for the model."""
     if any(v.scan is not None for v in kernel.values):
         return "scan"
+    tiles = [s for s in walk(kernel.body) if isinstance(s, Micro)]
+    if any(not is_float(v.dtype) for s in tiles for v, _ in s.reads[:1]) and f"{kernel.tag}_i8" in TAGS:
+        return f"{kernel.tag}_i8"
     if kernel.tag in TAGS:
         return kernel.tag
-    return "tuned" if any(isinstance(s, Micro) for s in walk(kernel.body)) else "map"
+    return "tuned" if tiles else "map"
+
+
+def family(kernels: Sequence[Features], seconds: Sequence[float]) -> str:
+    """The family of a model, for its interval: the class of the kernel that takes more than half of the
+    time, or ``network`` where none does."""
+    total = sum(seconds)
+    return next((f.tag for f, t in zip(kernels, seconds) if t > total / 2), "network" if kernels else "")
 
 
 def features(
@@ -134,6 +145,8 @@ def features(
         nominal = np.zeros(len(NAMES))
         nominal[_INDEX["launch"]] = 1.0
         nominal[_INDEX["entry"]] = work.entries / cores
+        nominal[_INDEX["tile"]] = work.tiles / cores
+        nominal[_INDEX["scatter"]] = work.scattered / cores
         nominal[_INDEX["scalar"]] = work.scalar_slots / device.clock / cores
         nominal[_INDEX["llc"]] = near.total / (LLC_BYTES_PER_CYCLE * device.clock * cores)
         nominal[_INDEX["dram"]] = far.total / device.bandwidth

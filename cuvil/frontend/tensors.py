@@ -249,18 +249,20 @@ def _external_bytes(tensor: TensorProto, folder: Path | None, size: int, where: 
     if size > MAX_MODEL_BYTES:
         raise ModelError(f"{size} bytes of external data, at most {MAX_MODEL_BYTES} are allowed", where)
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        file = open(path, "rb", opener=_open_safely)  # noqa: SIM115  closed below
     except OSError as error:
         raise ModelError(f"cannot read external data {location!r}: {error.strerror}", where) from error
-    with os.fdopen(handle, "rb") as file:
-        status = os.fstat(handle)
+    with file:
+        status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise ModelError(f"external data {location!r} is not a regular file", where)
         length = status.st_size - offset if length is None else length
         if offset + max(length, 0) > status.st_size or length < 0:
             raise ModelError(
                 f"external data at offset {offset}, length {max(length, 0)} lies outside {location!r} "
-                f"({status.st_size} bytes)", where)  # fmt: skip
+                f"({status.st_size} bytes)",
+                where,
+            )
         if length != size:
             raise ModelError(f"external data has {length} bytes, {list(tensor.dims)} needs {size}", where)
         file.seek(offset)
@@ -268,6 +270,11 @@ def _external_bytes(tensor: TensorProto, folder: Path | None, size: int, where: 
     if len(data) != size:
         raise ModelError(f"external data {location!r} changed while it was read", where)
     return data
+
+
+def _open_safely(path: str, flags: int) -> int:
+    """Open without following a link that took the file's place, and without waiting for a pipe."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _count(text: str, what: str, where: str) -> int:

@@ -91,9 +91,10 @@ def load(path: Path | None, graph: Graph) -> Samples:
     if path is None:
         raise CuvilError(f"int8 needs calibration data; {HOW}", f"model '{graph.name}'")
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise CuvilError(f"holds one array without a name; {HOW}", path.name)
+        file = np.load(path, allow_pickle=False)
+        if not isinstance(file, np.lib.npyio.NpzFile):
+            raise CuvilError(f"holds one array without a name; {HOW}", path.name)
+        with file:
             arrays = {name: file[name] for name in file.files}
     except OSError as error:
         raise CuvilError(f"cannot read the calibration data: {error.strerror or error}", path.name) from error

@@ -49,8 +49,8 @@ def beside(graph: Graph, plan: Plan) -> tuple[Graph, dict[str, str]]:
         nodes.append(node)
         output = key(node)
         if output in plan.layers:
-            names[output] = fresh(f"{output}.int8")
-            nodes.append(replace(node, inputs=list(node.inputs), outputs=[names[output]]))
+            name = names[output] = fresh(f"{output}.int8")
+            nodes.append(replace(node, inputs=list(node.inputs), outputs=[name], name=name))
             twin.types[names[output]] = twin.types[output]
     twin.nodes = nodes
     layers = {names[output]: replace(layer, output=names[output]) for output, layer in plan.layers.items()}

@@ -101,7 +101,7 @@ class ForeignRunner:
         here = self.machine.is_host
         compiler = compilers.find("auto" if here else "zig", self.machine, self._progress)
         compiler.compile(source, object_, include_dirs=[self._out.interface["h"].parent])
-        compiler.link_executable([object_, self._out.libraries[0]], program, libs=["m"], static=not here)
+        compiler.link_executable([object_, self._out.libraries[0]], program, libs=["m", "pthread"], static=not here)
         return program
 
     def _source(self) -> str:

@@ -46,7 +46,7 @@ def read(path: Path, inputs: Sequence[Mapping[str, Any]]) -> Samples:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, KeyError, AttributeError) as error:
+    except Exception as error:  # zipfile, zlib and numpy raise many kinds for damaged files
         reason = " ".join(str(error).split()) or type(error).__name__
         raise CuvilError(f"cannot be read as .npz: {reason}", str(path)) from error
     missing = [t["name"] for t in inputs if t["name"] not in arrays]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -146,7 +146,13 @@ class Rule:
 
 
 def rewrite(graph: Graph, rules: tuple[Rule, ...]) -> dict[str, int]:
-    """Apply the rules to `graph`, in place, until none fires; returns how often each did."""
+    """Apply the rules to `graph`, in place, until none fires; returns how often each did.
+
+    Node objects are replaced by copies, for other graphs may hold the same ones.
+    """
+    graph.nodes = [
+        replace(n, inputs=list(n.inputs), outputs=list(n.outputs), attrs=dict(n.attrs)) for n in graph.nodes
+    ]
     r = Rewriter(graph)
     counts: dict[str, int] = {}
     changed = True

@@ -67,7 +67,7 @@ def declare_model(
         quantization: ``none``, ``int8``, or ``profile`` for what the profile says.
         calibration: an ``.npz`` file for int8, relative to the SConscript.
         threads: on each CPU; what the profile says where None.
-        folder: for all artefacts; ``build/<target>/<name>`` by default, which ``scons -c`` removes as a whole.
+        folder: for all artefacts; by default ``build/<target>/<name>``, which ``scons -c`` removes whole.
 
     Returns:
         The nodes and their paths; `Artefacts.libraries` are the model's ``.a`` and ``.so``.

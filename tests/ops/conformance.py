@@ -64,21 +64,26 @@ def cases() -> dict[str, Any]:
         return {case.name: case for case in load_model_tests(kind="node")}
 
 
-def verdicts(chosen: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
-    """`PASS` or the reason of each case, and the same for those tried with constant shape inputs."""
-    first = _judge({name: (case.model, case) for name, case in chosen.items()})
+def verdicts(
+    chosen: Mapping[str, Any], device: Mapping[str, Any] | None = None
+) -> tuple[dict[str, str], dict[str, str]]:
+    """`PASS` or the reason of each case, and the same for those tried with constant shape inputs; with
+    the tuned kernels of `device`, or with none."""
+    first = _judge({name: (case.model, case) for name, case in chosen.items()}, device)
     again = {
         name: (_with_constants(chosen[name]), chosen[name]) for name, v in first.items() if v == RUN_TIME
     }
-    return first, _judge(again)
+    return first, _judge(again, device)
 
 
-def _judge(models: Mapping[str, tuple[onnx.ModelProto, Any]]) -> dict[str, str]:
+def _judge(
+    models: Mapping[str, tuple[onnx.ModelProto, Any]], device: Mapping[str, Any] | None
+) -> dict[str, str]:
     found: dict[str, str] = {}
     schedules = {}
     for name, (model, _) in models.items():
         try:
-            schedules[name] = native.prepare(model)
+            schedules[name] = native.prepare(model, device)
         except CuvilError as error:
             found[name] = reason(error)
         except Exception as error:

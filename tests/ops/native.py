@@ -1,7 +1,6 @@
 """Many small programs compiled into one native library and run, each apart from the others.
 
-Everything between a model and its outputs is the compiler's own path without tuned kernels.  The
-code runs in a child process, so that a crash or an endless loop is the finding of one case.
+Everything between a model and its outputs is the compiler's own path.  The code runs in a child process, so that a crash or an endless loop is the finding of one case.
 """
 
 from __future__ import annotations
@@ -48,8 +47,14 @@ class Task:
     workspace: int
 
 
-def prepare(model: Any) -> Any:
-    """An ONNX model (a proto) imported, lowered and scheduled without tuned kernels."""
+WIDE = {"vector_bits": 512, "vector_registers": 32, "arch": "x86_64"}
+"""A device for tuned kernels; they are GNU vectors and run anywhere."""
+
+
+def prepare(model: Any, device: Mapping[str, Any] | None = None) -> Any:
+    """An ONNX model (a proto) imported, lowered and scheduled, with the tuned kernels of a device or
+    with none."""
+    from cuvil.codegen.tuned import claims
     from cuvil.frontend.importer import canonicalize
     from cuvil.frontend.onnx_reader import graph_from_proto
     from cuvil.schedule.lower import lower
@@ -57,7 +62,7 @@ def prepare(model: Any) -> Any:
 
     graph = graph_from_proto(model)
     canonicalize(graph)
-    return schedule(lower(graph), None)
+    return schedule(lower(graph), None if device is None else claims.for_device(device))
 
 
 def outputs(models: Mapping[str, Case], opt_level: str = "1") -> dict[str, list[Array]]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import conformance
+import native
 import pytest
 from conformance import PASS
 
@@ -18,11 +20,16 @@ def record() -> dict[str, Verdicts]:
 
 
 @pytest.fixture(scope="module")
-def now(record: dict[str, Verdicts]) -> tuple[Verdicts, Verdicts]:
-    """The verdicts of the cases that passed, alone or with constant shape inputs."""
-    passed = {name for verdicts in record.values() for name, v in verdicts.items() if v == PASS}
-    every = conformance.cases()
-    return conformance.verdicts({name: case for name, case in every.items() if name in passed})
+def passed(record: dict[str, Verdicts]) -> dict[str, Any]:
+    """The cases that passed, alone or with constant shape inputs."""
+    names = {name for verdicts in record.values() for name, v in verdicts.items() if v == PASS}
+    return {name: case for name, case in conformance.cases().items() if name in names}
+
+
+@pytest.fixture(scope="module", params=[None, native.WIDE], ids=["plain", "tuned"])
+def now(request: pytest.FixtureRequest, passed: dict[str, Any]) -> tuple[Verdicts, Verdicts]:
+    """The verdicts of those cases, without and with tuned kernels."""
+    return conformance.verdicts(passed, request.param)
 
 
 @pytest.mark.parametrize("kind", ["cases", "with_constants"])

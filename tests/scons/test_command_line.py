@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import Tree
+from scons_tree import Tree
 
 HELP = """\
 scons [NAME=VALUE ...] [COMMAND ...]
@@ -46,8 +46,8 @@ Commands
     [
         (
             "tagret=board",
-            "unknown variable 'tagret'; did you mean 'target'? allowed: target, model, quantization, threads, "
-            "build_dir, cache_dir, verbose",
+            "unknown variable 'tagret'; did you mean 'target'? allowed: target, model, quantization, "
+            "threads, build_dir, cache_dir, verbose",
         ),
         (
             "target=bord",
@@ -65,8 +65,8 @@ Commands
         ("verbose=yes", "verbose=yes: allowed: 0, 1"),
         (
             "verfy",
-            "unknown command 'verfy'; did you mean 'verify'? allowed: all, verify, bench, size, test, compiledb, "
-            "or a file in build",
+            "unknown command 'verfy'; did you mean 'verify'? allowed: all, verify, bench, size, test, "
+            "compiledb, or a file in build",
         ),
     ],
 )

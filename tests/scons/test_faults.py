@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Tree
+from scons_tree import Tree
 
 from cuvil import fsio
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from conftest import Tree, tiny_model
+from scons_tree import Tree, tiny_model
 
 
 def test_a_second_run_does_nothing_in_a_copy_of_the_folder(built: Tree) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from conftest import Tree
+from scons_tree import Tree
 
 SCONSTRUCT = """\
 import cuvil.scons
 
-env = Environment(tools=[cuvil.scons.generate], SCANNERS=[])
+env = Environment(tools=[cuvil.scons.generate])
 net = env.CuvilModel("models/tiny.onnx", target="targets/board.yaml", name="net")
 other = env.CuvilModel("models/other.onnx", target="targets/board.yaml", folder="elsewhere", threads=1)
 copies = env.Command("firmware.bin", net.libraries[0], Copy("$TARGET", "$SOURCE"))
@@ -31,8 +31,8 @@ def test_models_as_nodes_of_another_build(fresh: Tree) -> None:
 
 
 def test_errors_end_the_build_in_one_line(fresh: Tree) -> None:
-    script = 'import cuvil.scons\nenv = Environment(tools=[cuvil.scons.generate])\nenv.CuvilModel("m.onnx", "bord")\n'
-    (fresh.folder / "SConstruct").write_text(script, encoding="utf-8")
+    start = SCONSTRUCT.partition("net = ")[0]
+    (fresh.folder / "SConstruct").write_text(f"{start}env.CuvilModel('m.onnx', 'bord')\n", encoding="utf-8")
     done = fresh.scons(status=2)
     assert done.stderr.startswith("cuvil: error: unknown target 'bord'; ")
     assert done.stderr.count("\n") == 1
