@@ -31,7 +31,7 @@ from cuvil.ir import expr
 from cuvil.ir.graph import Graph
 from cuvil.partition import partitioner
 from cuvil.partition.segments import device_graph, split_device_graph
-from cuvil.quantize import quantizer
+from cuvil.quantize import dynamic, quantizer
 from cuvil.rewrite import integer, simplify
 from cuvil.schedule.lower import lower
 from cuvil.schedule.plan import schedule
@@ -171,8 +171,12 @@ def run_quantize(
     if any(modes.get(d) == "int8" for d in out.devices):
         graph = read_model(out.graph)
         placed = {d: read_model(out.placed(d)) for d in out.devices}
-        run = evaluator(out.model)
-        report |= quantizer.quantize(graph, placed, target, calibration, run, progress)
+        if calibration is None:
+            (progress or (lambda text: None))("quantize: no calibration data, ranges are found at run time")
+            report |= dynamic.quantize(placed, target)
+        else:
+            run = evaluator(out.model)
+            report |= quantizer.quantize(graph, placed, target, calibration, run, progress)
         for device, g in placed.items():
             write_model(g, out.quantized(device))
     else:

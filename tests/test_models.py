@@ -18,6 +18,7 @@ import onnxruntime
 import pytest
 
 import cuvil
+from cuvil.errors import CuvilError
 from cuvil.session import Session
 from cuvil.target.schema import Target, load
 from zoo import builders as b
@@ -127,7 +128,7 @@ def test_with_known_shapes(
 ) -> None:
     if name in KNOWN_FAILURES:
         model_path(ENTRIES[name], folder)
-        with pytest.raises(cuvil.CuvilError):
+        with pytest.raises(CuvilError):
             check(ENTRIES[name], True, target, folder, record_property)
         pytest.xfail(KNOWN_FAILURES[name])
     check(ENTRIES[name], True, target, folder, record_property)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from cuvil.errors import ModelError
 from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr, Operand
-from cuvil.ir.primitives import Builder, Value, broadcast_load, broadcast_shapes, static
+from cuvil.ir.primitives import Builder, Value, broadcast_load, broadcast_shapes, elements, static
 from cuvil.ops.registry import Context, lowering
 from cuvil.ops.windows import pad, window
 
@@ -76,7 +76,19 @@ def matmul_integer(c: Context) -> Value:
 def integer_product(b: Builder, x: Value, x_zero: Value | None, y: Value, y_zero: Value | None) -> Value:
     """numpy's matmul of (x - x_zero) and (y - y_zero), in int32; zero points are scalars, or one per row
     of x and per column of y."""
-    return matmul_value(b, _centred(b, x, x_zero, -2), _centred(b, y, y_zero, -1), "int32")
+    zero_y = y_zero is None or (y_zero.is_constant and not y_zero.array.any())
+    if x_zero is None or not zero_y or static(elements(x_zero.shape)) != 1 or y.rank < 2:
+        return matmul_value(b, _centred(b, x, x_zero, -2), _centred(b, y, y_zero, -1), "int32")
+    # sum (x - z) y == sum x y - z sum y, so that the sum itself runs on the bytes
+    product = matmul_value(b, x, y, "int32")
+    sums = b.reduce_axes("sum", y, [y.rank - 2], False, lambda e: E.cast(e, "int32"))
+    zero = x_zero[(E.const(0),) * x_zero.rank]
+    return b.map(product.shape, lambda *i: product[i] - E.cast(zero, "int32") * _column(sums, i, x.rank))
+
+
+def _column(sums: Value, i: tuple[Expr, ...], rank: int) -> Expr:
+    """The entry of the columns' sums that belongs to position `i` of a product."""
+    return broadcast_load(sums, (*i[:-2], i[-1]) if rank > 1 else i)
 
 
 def _centred(b: Builder, x: Value, zero: Value | None, axis: int) -> Value:

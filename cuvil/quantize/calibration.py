@@ -93,14 +93,14 @@ def load(path: Path | None, graph: Graph) -> Samples:
     try:
         file = np.load(path, allow_pickle=False)
         if not isinstance(file, np.lib.npyio.NpzFile):
-            raise CuvilError(f"holds one array without a name; {HOW}", path.name)
+            raise CuvilError(f"holds one array without a name; {HOW}", str(path))
         with file:
             arrays = {name: file[name] for name in file.files}
     except OSError as error:
-        raise CuvilError(f"cannot read the calibration data: {error.strerror or error}", path.name) from error
+        raise CuvilError(f"cannot read the calibration data: {error.strerror or error}", str(path)) from error
     except (ValueError, zipfile.BadZipFile, EOFError) as error:
-        raise CuvilError(f"is not an .npz file of plain arrays; {HOW}", path.name) from error
-    return Samples(graph, arrays, path.name)
+        raise CuvilError(f"is not an .npz file of plain arrays; {HOW}", str(path)) from error
+    return Samples(graph, arrays, str(path))
 
 
 def _checked(array: Array, kind: TensorType, where: str) -> tuple[Array, bool]:

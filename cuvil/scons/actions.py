@@ -60,9 +60,12 @@ def describe(target: Nodes, source: Nodes, env: object) -> str:
     return "\n".join(lines)
 
 
-def fail(error: CuvilError) -> None:
+def fail(error: CuvilError | OSError) -> None:
     """Print `error` as the one line that users see."""
-    print(f"cuvil: error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+    text = str(error)
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        text = f"{error.filename}: {error.strerror}"
+    print(f"cuvil: error: {' '.join(text.split())}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -108,8 +111,8 @@ def _guarded(step: Step, action: Callable[[Progress], None], verbose: bool) -> b
     except CuvilError as error:
         fail(error)
     except Exception as error:
-        if isinstance(error, OSError) and error.filename and error.strerror:
-            fail(CuvilError(error.strerror, str(error.filename)))
+        if isinstance(error, OSError) and error.filename:
+            fail(error)
             return False
         if verbose:
             traceback.print_exc()

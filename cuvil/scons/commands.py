@@ -29,7 +29,7 @@ def declare(env: Any, selected: Sequence[Artefacts], verbose: bool) -> None:
         def action(target: object, source: object, env: object) -> int:
             try:
                 return 0 if run() else 1
-            except CuvilError as error:
+            except (CuvilError, OSError) as error:
                 actions.fail(error)
                 return 1
 

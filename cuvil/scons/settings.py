@@ -55,7 +55,7 @@ def read(arguments: Mapping[str, str], launched_in: str) -> Settings:
     found: dict[str, Any] = {}
     variables = SCons.Variables.Variables(CUSTOM, dict(arguments))
     for name, text in VARIABLES.items():
-        variables.Add(name, text, subst=False)
+        variables.Add(name, text)
     try:
         variables.Update(found)
     except Exception as error:  # whatever the user's Python raises
