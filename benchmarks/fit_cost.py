@@ -5,8 +5,8 @@ fitted to them, and the intervals are calibrated by the residuals of models that
 (five folds).  Then networks of the zoo, which had no part in either, are predicted and measured: the
 error and the share that lies in its interval.
 
-Printed is the ``cost`` mapping for a device of a profile.  With ``--work`` the libraries and timings are
-kept and reused.
+Printed is the ``cost`` mapping for a device of a profile.  With ``--work`` the libraries are kept and
+reused.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from typing import Any
 import numpy as np
 import onnx
 import yaml
-from zoo.entry import Unavailable
+from zoo.entry import Feeds, Unavailable
 from zoo.net import Net, f32, i64
 from zoo.registry import find
 
 import cuvil
+from cuvil import stages
 from cuvil.cost import model, uncertainty
 from cuvil.cost.estimate import cpu_devices, machine_of, scheduled
 from cuvil.cost.model import Measurement
@@ -41,14 +42,17 @@ from cuvil.session import Session
 from cuvil.target.schema import load
 
 HELD_OUT = (
-    "digits", "vowels", "ds_cnn", "mlp", "lstm", "gru", "bert_encoder_layer", "bert_mini", "squeezenet", "unet",
-    "mobilenet_v2", "resnet18", "magika", "crepe_tiny", "mtcnn_onet",
+    "digits", "vowels", "ds_cnn", "mlp", "lstm", "gru", "bert_encoder_layer", "bert_mini", "squeezenet",
+    "unet", "mobilenet_v2", "resnet18", "magika", "crepe_tiny", "mtcnn_onet",
 )  # fmt: skip
 """Networks that are predicted and measured but never fitted to."""
 
 FOLDS = 5
+BLOCK = 15e-3
+"""Seconds that a network is run for in one round."""
+
 QUANTILE = 0.1
-"""Of the repeated timings: what the machine can do when nothing else runs."""
+"""Of the timings of a block."""
 
 Build = Callable[[Net], None]
 
@@ -72,7 +76,8 @@ CONVOLUTIONS = (
     (64, 64, 3, 1, 64, 7), (64, 64, 3, 1, 2, 28),
 )  # fmt: skip
 BYTE_CONVOLUTIONS = (
-    (32, 64, 3, 1, 1, 28), (64, 64, 3, 1, 1, 56), (256, 256, 3, 1, 1, 7), (64, 128, 1, 1, 1, 28), (16, 32, 3, 2, 1, 56),
+    (32, 64, 3, 1, 1, 28), (64, 64, 3, 1, 1, 56), (256, 256, 3, 1, 1, 7), (64, 128, 1, 1, 1, 28),
+    (16, 32, 3, 2, 1, 56),
 )  # fmt: skip
 # m, k, n
 PRODUCTS = (
@@ -80,7 +85,9 @@ PRODUCTS = (
     (100, 300, 70), (128, 256, 1024), (128, 512, 512), (256, 768, 768), (7, 33, 49),
 )  # fmt: skip
 BYTE_PRODUCTS = ((1, 512, 512), (64, 256, 256), (128, 256, 1024))
-POOLS = (("MaxPool", 64, 56, 3, 2), ("MaxPool", 32, 28, 2, 2), ("AveragePool", 128, 14, 2, 2), ("MaxPool", 192, 14, 3, 1))
+POOLS = (
+    ("MaxPool", 64, 56, 3, 2), ("MaxPool", 32, 28, 2, 2), ("AveragePool", 128, 14, 2, 2), ("MaxPool", 192, 14, 3, 1),
+)  # fmt: skip
 NETWORKS = 20
 
 
@@ -99,7 +106,8 @@ def cases() -> Iterator[Case]:
             yield Case(f"{kind.lower()}{count}", partial(_unary, kind=kind, count=count))
     for rows, columns in ((16, 64), (128, 256), (512, 128), (32, 1000)):
         for kind in ("Softmax", "Norm"):
-            yield Case(f"{kind.lower()}{rows}x{columns}", partial(_rows, kind=kind, rows=rows, columns=columns))
+            build = partial(_rows, kind=kind, rows=rows, columns=columns)
+            yield Case(f"{kind.lower()}{rows}x{columns}", build)
     for p in POOLS:
         yield Case("{}{}h{}k{}s{}".format(*p).lower(), partial(_pool, spec=p))
     for channels, size in ((64, 28), (512, 7), (1280, 7)):
@@ -200,41 +208,55 @@ def _dense(net: Net, seed: int) -> None:
 # --- measuring ------------------------------------------------------------------------------------
 
 
-def timed(session: Session, feeds: dict[str, Any], budget: float) -> float:
-    """Seconds of one inference: the `QUANTILE` of repeated ones that take `budget` seconds in all."""
-    session.benchmark(feeds, 2)
-    once = min(session.benchmark(feeds, 3))
-    repeats = int(min(max(budget / max(once, 1e-7), 10), 5000))
-    return float(np.quantile(session.benchmark(feeds, repeats), QUANTILE))
+@dataclass
+class Subject:
+    """A network with its library: what it is fed, and what one inference took so far."""
+
+    name: str
+    folder: Path
+    session: Session
+    feeds: Feeds
+    seconds: float = math.inf
 
 
-def prepared(
-    folder: Path, path: Path, feeds: dict[str, Any], target: str, budget: float, quantization: str = "none"
-) -> float:
-    """Compile into `folder` and time, unless that was done before."""
-    record = folder / "seconds.json"
-    if record.exists():
-        return float(json.loads(record.read_text()))
-    shapes = {name: list(a.shape) for name, a in feeds.items()}
-    calibration = feeds if quantization == "int8" else None
-    session = cuvil.compile(
-        path, target=target, shapes=shapes, output=folder, quantization=quantization, calibration=calibration
-    )
-    seconds = timed(session, feeds, budget)
-    record.write_text(json.dumps(seconds))
-    return seconds
+def prepared(folder: Path, path: Path, feeds: Feeds, target: str, quantization: str = "none") -> Subject:
+    """Compile into `folder` and load, or only load what an earlier run has left there."""
+    record = folder / "done"
+    out = stages.layout(folder, path.stem, load(target))
+    if not record.exists():
+        cuvil.compile(
+            path,
+            target=target,
+            shapes={name: list(a.shape) for name, a in feeds.items()},
+            output=folder,
+            quantization=quantization,
+            calibration=feeds if quantization == "int8" else None,
+        )
+        record.touch()
+    return Subject(path.stem, folder, Session(out.libraries[1], out.interface["json"]), feeds)
 
 
-def measurement(folder: Path, board: dict[str, Any], seconds: float) -> Measurement:
-    """The features of the library in `folder`."""
+def time_all(subjects: Sequence[Subject], rounds: int) -> None:
+    """Time every network in each round, and keep the fastest block: whatever else runs on the machine
+    only ever slows a network down."""
+    for _ in range(rounds):
+        for s in subjects:
+            once = min(s.session.benchmark(s.feeds, 3))
+            repeats = int(min(max(BLOCK / max(once, 1e-7), 3), 3000))
+            block = float(np.quantile(s.session.benchmark(s.feeds, repeats), QUANTILE))
+            s.seconds = min(s.seconds, block)
+
+
+def measurement(s: Subject, board: dict[str, Any]) -> Measurement:
+    """The features and the time of a network."""
     expr.clear()
     device = cpu_devices(board)[0]
     machine = machine_of(board, device)
-    graph = read_model(folder / "quantize" / f"{device}.onnx")
+    graph = read_model(s.folder / "quantize" / f"{device}.onnx")
     found = model.features(scheduled(graph, board, device), machine)
     nominal = np.array([f.nominal for f in found])
     family = model.family(found, [float(t) for t in model.predict(found, machine.parameters)])
-    return Measurement(nominal, seconds, family)
+    return Measurement(nominal, s.seconds, family)
 
 
 def left_out(measurements: Sequence[Measurement], start: Parameters, p: float) -> list[float]:
@@ -252,44 +274,69 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("--target", default="host", help="profile of this machine")
     parser.add_argument("--work", type=Path, help="folder for libraries and timings, kept and reused")
-    parser.add_argument("--budget", type=float, default=0.15, help="seconds of timing for each network")
+    parser.add_argument("--rounds", type=int, default=6, help="rounds of timing")
     parser.add_argument("--no-check", action="store_true", help="skip the held-out networks")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as temporary:
-        run(options.work or Path(temporary), options.target, options.budget, not options.no_check)
+        run(options.work or Path(temporary), options.target, options.rounds, not options.no_check)
 
 
-def run(work: Path, target: str, budget: float, check: bool) -> None:
-    board = load(target).slice("partition")
-    device = board["devices"][cpu_devices(board)[0]]
-    begin = time.perf_counter()
-    names, measured = [], []
+def built(work: Path, target: str) -> Iterator[Subject]:
+    """The libraries of all `cases`."""
     for number, case in enumerate(cases()):
         folder = work / case.name
         folder.mkdir(parents=True, exist_ok=True)
         net = Net(case.name, number)
         case.build(net)
+        network = net.model()
         path = folder / f"{case.name}.onnx"
-        onnx.save(net.model(), path)
-        kind = net.model().graph.input[0].type.tensor_type
-        shape = [d.dim_value for d in kind.shape.dim]
+        onnx.save(network, path)
+        shape = [d.dim_value for d in network.graph.input[0].type.tensor_type.shape.dim]
         feeds = {"x": np.random.default_rng(number).standard_normal(shape).astype(np.float32)}
-        seconds = prepared(folder, path, feeds, target, budget, case.quantization)
-        names.append(case.name)
-        measured.append(measurement(folder, board, seconds))
+        yield prepared(folder, path, feeds, target, case.quantization)
+
+
+def held_out(work: Path, target: str) -> Iterator[Subject]:
+    """The libraries of the networks of `HELD_OUT`."""
+    trained = Path(__file__).resolve().parent.parent / "models"
+    for name in HELD_OUT:
+        own = trained / name / f"{name}.onnx"
+        entry = find(str(own) if own.exists() else name)
+        folder = work / f"held-out-{name}"
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            path = entry.path(folder)
+        except Unavailable as error:
+            print(f"  {name}: {error}")
+            continue
+        yield prepared(folder, path, entry.inputs(), target)
+
+
+def run(work: Path, target: str, rounds: int, check: bool) -> None:
+    """Compile, time, fit, print."""
+    board = load(target).slice("partition")
+    device = board["devices"][cpu_devices(board)[0]]
+    begin = time.perf_counter()
+    subjects = list(built(work, target))
+    print(f"{len(subjects)} networks compiled in {time.perf_counter() - begin:.0f} s", flush=True)
+    begin = time.perf_counter()
+    time_all(subjects, rounds)
+    print(f"timed in {time.perf_counter() - begin:.0f} s", flush=True)
+    measured = [measurement(s, board) for s in subjects]
     start = of_device({**device, "cost": {}, "launch_overhead": 0.0})
     fitted = model.fit(measured, start)
     errors = left_out(measured, start, fitted.p)
-    spread = uncertainty.calibrate([m.family for m in measured], errors)
-    fitted = replace(fitted, spread=spread)
-    print(f"{len(measured)} networks in {time.perf_counter() - begin:.0f} s")
-    for name, m, inside, outside in zip(names, measured, model.residuals(measured, fitted), errors):
-        print(f"  {name:28} {m.family:12} {m.seconds * 1e6:9.1f} us, off by {inside:+.2f}, left out {outside:+.2f}")
+    fitted = replace(fitted, spread=uncertainty.calibrate([m.family for m in measured], errors))
+    for s, m, inside, outside in zip(subjects, measured, model.residuals(measured, fitted), errors):
+        took = f"{m.seconds * 1e6:9.1f} us"
+        print(f"  {s.name:28} {m.family:12} {took}, off by {inside:+.2f}, left out {outside:+.2f}")
     show_errors("fitted", model.residuals(measured, fitted))
     show_errors("left out", np.array(errors))
     print(yaml.safe_dump({"cost": fitted.to_cost()}, sort_keys=False))
     if check:
-        check_held_out(work, board, target, budget, fitted)
+        others = list(held_out(work, target))
+        time_all(others, rounds)
+        check_held_out(others, board, fitted)
 
 
 def show_errors(what: str, errors: np.ndarray) -> None:
@@ -302,21 +349,11 @@ def show_errors(what: str, errors: np.ndarray) -> None:
     )
 
 
-def check_held_out(work: Path, board: dict[str, Any], target: str, budget: float, fitted: Parameters) -> None:
-    """Predict and measure the networks of `HELD_OUT`."""
+def check_held_out(subjects: Sequence[Subject], board: dict[str, Any], fitted: Parameters) -> None:
+    """Compare predictions and measurements of networks that had no part in the fit."""
     errors, inside = [], 0
-    trained = Path(__file__).resolve().parent.parent / "models"
-    for name in HELD_OUT:
-        own = trained / name / f"{name}.onnx"
-        entry = find(str(own) if own.exists() else name)
-        folder = work / f"held-out-{name}"
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            path = entry.path(folder)
-        except Unavailable as error:
-            print(f"  {name}: {error}")
-            continue
-        m = measurement(folder, board, prepared(folder, path, entry.inputs(), target, 4 * budget))
+    for s in subjects:
+        m = measurement(s, board)
         predicted = float(model.times(m.nominal, fitted).sum())
         deviation = uncertainty.log_deviation(m.nominal, fitted)
         half = uncertainty.half_width(deviation, fitted.spread.get(m.family))
@@ -324,10 +361,9 @@ def check_held_out(work: Path, board: dict[str, Any], target: str, budget: float
         hit = low <= m.seconds <= high
         inside += hit
         errors.append(math.log(m.seconds / predicted))
-        print(
-            f"  {name:20} {m.family:8} predicted {predicted * 1e6:8.1f} us [{low * 1e6:.1f}, {high * 1e6:.1f}], "
-            f"measured {m.seconds * 1e6:8.1f} us: {'inside' if hit else 'OUTSIDE'}"
-        )
+        said = f"predicted {predicted * 1e6:8.1f} us [{low * 1e6:.1f}, {high * 1e6:.1f}]"
+        took = f"measured {m.seconds * 1e6:8.1f} us"
+        print(f"  {s.name:20} {m.family:8} {said}, {took}: {'inside' if hit else 'OUTSIDE'}")
     if errors:
         show_errors("held out", np.array(errors))
         print(f"inside their interval: {inside} of {len(errors)}, nominal {100 * uncertainty.COVERAGE:.0f} %")

@@ -82,8 +82,8 @@ def _short(x: float) -> float:
 DEFAULT: dict[str, Any] = {
     "launch": 1e-7, "entry": 2e-9, "tile": 5e-9, "scatter": 1e-9, "scalar": 0.1, "llc": 1.5, "dram": 1.3,
     "eta": {
-        "border": 0.1, "contraction": 0.3, "conv": 0.7, "conv_i8": 0.5, "copy": 0.1, "gemm": 0.7, "gemm_i8": 0.5, "map": 0.2, "opaque": 0.02,
-        "reduce": 0.2, "rows": 0.2, "scan": 0.3, "tuned": 0.6,
+        "border": 0.1, "contraction": 0.3, "conv": 0.7, "conv_i8": 0.5, "copy": 0.1, "gemm": 0.7,
+        "gemm_i8": 0.5, "map": 0.2, "opaque": 0.02, "reduce": 0.2, "rows": 0.2, "scan": 0.3, "tuned": 0.6,
     },
     "p": 2.0, "alpha": ALPHA, "sigma": 0.4, "deviation": {}, "spread": {},
 }  # fmt: skip

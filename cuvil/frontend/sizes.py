@@ -25,7 +25,9 @@ def deduce(node: Node, scope: Scope, known: Known) -> Shape | None:
     if function is None or found is None or all(isinstance(d, int) for d in found):
         return None
     better = function(node, scope, known, found)
-    return better if better is not None and better != found and len(better) == len(found) else None
+    if better is None or len(better) != len(found):
+        return None
+    return tuple(old if isinstance(new, int) and new < 0 else new for new, old in zip(better, found))
 
 
 def _reshape(node: Node, scope: Scope, known: Known, found: Shape) -> Shape | None:

@@ -82,14 +82,12 @@ class Samples:
             yield {name: array[0] if name in self._stacked else array for name, array in part.items()}
 
 
-def load(path: Path | None, graph: Graph) -> Samples:
+def load(path: Path, graph: Graph) -> Samples:
     """The calibration data in file `path`.
 
     Raises:
-        CuvilError: no path; a file that is no ``.npz`` of plain arrays, or data that `Samples` refuses.
+        CuvilError: a file that is no ``.npz`` of plain arrays, or data that `Samples` refuses.
     """
-    if path is None:
-        raise CuvilError(f"int8 needs calibration data; {HOW}", f"model '{graph.name}'")
     try:
         file = np.load(path, allow_pickle=False)
         if not isinstance(file, np.lib.npyio.NpzFile):

@@ -41,7 +41,7 @@ def quantize(
     graph: Graph,
     placed: Mapping[str, Graph],
     target: Mapping[str, Any],
-    calibration: Path | None,
+    calibration: Path,
     run: Evaluator,
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def quantize(
         model's results), ``float`` (why the other layers were left in float).
 
     Raises:
-        CuvilError: missing or unfit calibration data.
+        CuvilError: unfit calibration data.
     """
     say = progress or (lambda text: None)
     options = target["calibration"]

@@ -20,7 +20,11 @@ def test_samples_come_one_by_one_with_their_batch_axis() -> None:
 
 @pytest.mark.parametrize(("int8", "verdict"), [(0.985, 0), (0.97, 1)])
 def test_table_file_and_verdict(
-    int8: float, verdict: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    int8: float,
+    verdict: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     figures = dict(zip(accuracy.COLUMNS, (0.99, 0.99, int8, 0.5)))
     methods = []
@@ -31,8 +35,8 @@ def test_table_file_and_verdict(
 
     monkeypatch.setattr(accuracy, "compare", compare)
     output = tmp_path / "accuracy.json"
-    arguments = ["--models", "digits", "--target", "raspberry-pi-4", "--method", "mse", "--output", str(output)]
-    assert accuracy.main(arguments) == verdict
+    arguments = ["--models", "digits", "--target", "raspberry-pi-4", "--method", "mse"]
+    assert accuracy.main([*arguments, "--output", str(output)]) == verdict
     assert methods == ["mse"]
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "| model | samples | onnxruntime f32 | cuvil f32 | cuvil int8 | onnxruntime int8 |"

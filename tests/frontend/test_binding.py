@@ -116,5 +116,5 @@ def test_overflowing_dimensions_ask_for_a_binding() -> None:
 
 
 def test_too_many_dimensions() -> None:
-    expected = "input 'x': 33 dimensions, at most 32 are allowed; bind the shape of the input to one that is possible"
-    assert refusal(one("Relu", {"x": (F32, [1] * 33)})) == expected
+    refused = refusal(one("Relu", {"x": (F32, [1] * 33)}))
+    assert refused.startswith("input 'x': 33 dimensions, at most 32 are allowed; bind the shape")

@@ -76,7 +76,7 @@ def test_types_of_constants_and_subgraph_values_are_known() -> None:
     body = helper.make_graph(
         [node("Add", "a x", "b"), node("Relu", "b", "c"), node("Identity", "k", "k2")],
         "body",
-        [value("i", "int64", []), value("k", "bool", []), value("a", F32, None)],
+        [value("i", "int64", []), value("k", "bool", []), value("a", F32, [3])],
         [value("k2", "bool", None), value("c", F32, None)],
     )
     loop = helper.make_node("Loop", ["n", "", "z"], ["y"], body=body)

@@ -1,6 +1,7 @@
 """Many small programs compiled into one native library and run, each apart from the others.
 
-Everything between a model and its outputs is the compiler's own path.  The code runs in a child process, so that a crash or an endless loop is the finding of one case.
+Everything between a model and its outputs is the compiler's own path.  The code runs in a child
+process, so that a crash or an endless loop is the finding of one case.
 """
 
 from __future__ import annotations

@@ -107,16 +107,17 @@ def test_devices_without_a_mode_are_untouched(data: Path) -> None:
     assert [n.op for n in placed["cpu0"].nodes].count("QuantizeLinear") == 1
 
 
-def test_graph_without_layers_needs_no_data() -> None:
+def test_graph_without_layers_needs_no_data(tmp_path: Path) -> None:
     types = {n: TensorType("float32", ("N", 8)) for n in ("x", "y")}
     graph = Graph("net", ["x"], ["y"], [Node("Relu", ["x"], ["y"])], {}, types, 21)
-    report = quantize(graph, {"cpu0": copy_graph(graph)}, target(), None, reference)
+    report = quantize(graph, {"cpu0": copy_graph(graph)}, target(), tmp_path / "none", reference)
     assert report == {"tensors": {}, "layers": {}, "outputs": {}, "float": {}}
 
 
-def test_missing_calibration_data_is_said() -> None:
-    with pytest.raises(CuvilError, match="int8 needs calibration data"):
-        cuvil.compile(MODELS / "digits" / "digits.onnx", quantization="int8")
+def test_data_of_another_model_is_refused() -> None:
+    data = MODELS / "vowels" / "calibration.npz"
+    with pytest.raises(CuvilError, match=r"calibration\.npz: 'cepstrum': is no input; the inputs are image$"):
+        cuvil.compile(MODELS / "digits" / "digits.onnx", quantization="int8", calibration=data)
 
 
 @dataclass(frozen=True)

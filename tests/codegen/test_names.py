@@ -1,0 +1,104 @@
+"""Text of a model never reaches the C except as part of a unique identifier or, cleaned, of a comment."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import cuvil
+from cuvil.codegen.names import Namer, comment, identifier, model_name
+from cuvil.toolchain import symbols
+
+NASTY = [
+    "a*/ int evil(void){return 1;} /*", "a.b", "a_b", "a b", "A_B", "int", "free", "\U0001f600", "\U0001f601",
+    "", "x" * 10_000, "x" * 9_999 + "y", "../../etc/x", "9lives", "line\nbreak\\\n#define evil 1", "??/", "%s%n",
+    '"; evil(); "', "workspace", "next", "need", "arena", "m0", "n_N", "N", "size_t", "int64_t", "NULL", "linux",
+    "class", "typeof", "shape", "most", "total", "lo", "hi", "point", "b0", "in0", "out0", "base", "cv_idx",
+    "CUVIL_OK", "\x00", "a\x1b[31m", "main", "infer", "uint8_t", "restrict",
+]  # fmt: skip
+
+
+def test_identifiers_are_c_identifiers_of_bounded_length() -> None:
+    for text in NASTY:
+        assert re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,60}", identifier(text)), text
+
+
+def test_namer_never_repeats() -> None:
+    namer = Namer()
+    given = [namer.unique(text) for text in [*NASTY, *NASTY, "a_b_2", "a_b_2"]]
+    assert len(set(given)) == len(given)
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_comments_stay_comments(text: str) -> None:
+    clean = comment(text)
+    assert "*/" not in f"/* {clean} */"[:-2]
+    assert clean.isascii() and "\n" not in clean and "\\" not in clean and len(clean) <= 120
+
+
+@pytest.mark.parametrize("text", ["../../x", "/etc/passwd", "..", "a/b", "", "\U0001f600", "C:\\x", "x" * 300, "int"])
+def test_model_names_hold_no_path(text: str) -> None:
+    assert re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,60}", model_name(text))
+
+
+def nasty_model(names: list[str]) -> onnx.ModelProto:
+    """One input, node and output per name; every input has a symbolic size of its own, also a nasty one."""
+    inputs, nodes, outputs = [], [], []
+    for n, text in enumerate(names):
+        name = text or "empty"
+        kind = helper.make_tensor_value_info(name, TensorProto.FLOAT, [f"{text}" or "?", 3])
+        inputs.append(kind)
+        nodes.append(helper.make_node("Relu", [name], [f"{name}'"], name=text))
+        outputs.append(helper.make_tensor_value_info(f"{name}'", TensorProto.FLOAT, [f"{text}" or "?", 3]))
+        del n
+    graph = helper.make_graph(nodes, "*/ evil /*", inputs, outputs)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def without_comments(source: str) -> str:
+    return re.sub(r"/\*.*?\*/", " ", source, flags=re.DOTALL)
+
+
+def test_nasty_names_compile_run_and_leave_no_trace(tmp_path: Path) -> None:
+    names = [n for n in NASTY if "\x00" not in n]
+    onnx.save(nasty_model(names), tmp_path / "evil (1).onnx")
+    session = cuvil.compile(tmp_path / "evil (1).onnx", output=tmp_path / "out")
+    rng = np.random.default_rng(0)
+    feeds = {}
+    for k, text in enumerate(names):
+        feeds[text or "empty"] = rng.standard_normal((k % 4 + 1, 3)).astype(np.float32)
+    assert [i.name for i in session.get_inputs()] == list(feeds)
+    for got, fed in zip(session.run(None, feeds), feeds.values()):
+        np.testing.assert_array_equal(got, np.maximum(fed, 0))
+    for path in sorted((tmp_path / "out" / "codegen").iterdir()):
+        assert re.fullmatch(r"[A-Za-z0-9_.]+", path.name)
+        if path.suffix in (".c", ".h"):
+            source = path.read_text(encoding="ascii")
+            code = without_comments(source)
+            assert re.findall(r"\bevil\b(?!_1)", code) == []
+            assert "??" not in source and "\\\n" not in code
+    exported = {
+        s.name for image in symbols.read(session.library) for s in image.symbols if s.defined and s.binding == "global"
+    }
+    assert exported == {f"evil_1_{end}" for end in ("run", "workspace_bytes", "output_shapes")} | {"infer"}
+
+
+def test_header_is_valid_c_and_cpp(tmp_path: Path) -> None:
+    import shutil
+    import subprocess
+
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no g++")
+    names = [n for n in NASTY if "\x00" not in n]
+    onnx.save(nasty_model(names), tmp_path / "m.onnx")
+    cuvil.compile(tmp_path / "m.onnx", output=tmp_path / "out")
+    for language, standard in (("c", "c99"), ("c++", "c++11")):
+        command = [compiler, "-x", language, f"-std={standard}", "-fsyntax-only", "-Wall", "-Werror", "-pedantic",
+                   str(tmp_path / "out" / "codegen" / "m.h")]  # fmt: skip
+        subprocess.run(command, check=True)
