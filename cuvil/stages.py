@@ -45,7 +45,7 @@ Progress = Callable[[str], None]
 MODULES = {
     "import": ("cuvil.frontend.importer", "cuvil.rewrite.simplify", "cuvil.frontend.onnx_writer"),
     "partition": ("cuvil.partition.partitioner",),
-    "quantize": ("cuvil.quantize.quantizer",),
+    "quantize": ("cuvil.quantize.quantizer", "cuvil.quantize.dynamic", "cuvil.session"),
     "codegen": (
         "cuvil.rewrite.integer",
         "cuvil.schedule.lower",

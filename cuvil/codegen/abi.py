@@ -13,8 +13,7 @@ from typing import Any
 
 from cuvil import __version__, limits
 from cuvil.codegen.c import PRELUDE, c_type
-from cuvil.codegen.names import Namer, comment
-from cuvil.codegen.program import size_symbol
+from cuvil.codegen.names import Namer, comment, size_symbol
 from cuvil.errors import CuvilError
 from cuvil.ir.expr import numpy_dtype
 
@@ -76,7 +75,7 @@ def render(
             raise CuvilError("no device computes it", f"tensor '{name}'")
     symbols = _symbols(tensors[n] for n in inputs)
     between = [t["name"] for s in segments for t in s["outputs"] if t["name"] not in outputs]
-    names = _names(inputs, outputs)
+    names = _names(inputs, outputs, symbols, between)
     writer = _Writer(model, segments, tensors, symbols, list(inputs), list(outputs), between, names, affinity)
     return Interface(writer.source(), writer.header(), writer.metadata())
 
@@ -90,9 +89,15 @@ def _symbols(inputs: Any) -> list[str]:
     return list(found)
 
 
-def _names(inputs: Sequence[str], outputs: Sequence[str]) -> dict[str, str]:
+LOCALS = ("workspace", "workspace_bytes", "shape", "need", "next", "most", "total", "arena", "old", "set", "bound")
+"""Names of the generated functions' own variables, besides ``m<number>``."""
+
+
+def _names(
+    inputs: Sequence[str], outputs: Sequence[str], symbols: Sequence[str], between: Sequence[str]
+) -> dict[str, str]:
     namer = Namer()
-    for reserved in ("workspace", "workspace_bytes", "shape"):
+    for reserved in (*LOCALS, *map(size_symbol, symbols), *(f"m{i}" for i in range(len(between)))):
         namer.unique(reserved)
     result = {n: namer.unique(n, "in") for n in inputs}
     return result | {f">{n}": namer.unique(n, "out") for n in outputs}

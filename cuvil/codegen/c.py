@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from cuvil.codegen import cmath
-from cuvil.codegen.names import comment
+from cuvil.codegen.names import comment, size_symbol
 from cuvil.errors import UnsupportedError
 from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr
@@ -196,8 +196,8 @@ class CRenderer:
             constant = "" if root in written else "const "
             parameters.append(f"{constant}{c_type(root.dtype)} *{qualifier}{pointer}")
             fields.append((f"{constant}{c_type(root.dtype)} *", pointer))
-        parameters += [f"cv_idx {self._symbol(s)}" for s in symbols]
-        fields += [("cv_idx", self._symbol(s)) for s in symbols]
+        parameters += [f"cv_idx {size_symbol(s)}" for s in symbols]
+        fields += [("cv_idx", size_symbol(s)) for s in symbols]
         lines = [f"/* {comment(', '.join(kernel.origin) or kernel.name)} */"]
         lines.append(f"static void {name}({', '.join([*parameters, 'cv_idx lo', 'cv_idx hi'])}) {{")
         lines.append("    for (cv_idx point = lo; point < hi; point++) {")
@@ -449,7 +449,7 @@ class CRenderer:
                 return str(e.attr) if e.attr >= 0 else f"({e.attr})"
             return literal(e.attr, e.dtype)
         if op == "sym":
-            return self._symbol(e.attr)
+            return size_symbol(e.attr)
         if op == "affine":
             return self._affine(e)
         if op == "load":
@@ -505,11 +505,6 @@ class CRenderer:
             f"union {{ {c_type(source)} from; {c_type(target)} to; }} u; u.from = x; return u.to; }}"
         )
         return f"{name}({value})"
-
-    def _symbol(self, name: str) -> str:
-        from cuvil.codegen.names import identifier
-
-        return f"n_{identifier(name, 'dim')}"
 
     def _affine(self, e: Expr) -> str:
         constant, coefficients = e.attr

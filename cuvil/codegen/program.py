@@ -9,7 +9,7 @@ from typing import Any
 from cuvil import __version__
 from cuvil.codegen import pool
 from cuvil.codegen.c import CRenderer, Function, c_type
-from cuvil.codegen.names import identifier
+from cuvil.codegen.names import identifier, size_symbol
 from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr
 from cuvil.ir.primitives import Constant, Reduce, Value, elements, static
@@ -82,11 +82,6 @@ def weights_assembly(symbol: str, file: str) -> str:
 
 def _hint(origin: tuple[str, ...]) -> str:
     return identifier(origin[-1] if origin else "kernel", "k")[:32]
-
-
-def size_symbol(name: str) -> str:
-    """The C name of a symbolic size."""
-    return f"n_{identifier(name, 'dim')}"
 
 
 def prototype(s: Schedule, symbol: str) -> str:

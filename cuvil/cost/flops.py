@@ -138,7 +138,7 @@ class _Counter:
         amount = self.sizes(s.flops) * site.runs
         main.slots += amount
         main.tiles += site.runs
-        if s.reads and not E.is_float(s.reads[0][0].dtype):
+        if getattr(s.kernel, "dot", False):
             main.dots += amount
 
     def _contractions(self) -> tuple[float, float]:
@@ -228,9 +228,7 @@ class _Counter:
             weight = 4.0
         self._put(tally, site, depth, operand if e.dtype == "bool" else e.dtype, counts, weight)
 
-    def _memory(
-        self, tally: _Tally, site: Site, depth: int, value: Value, indices: Sequence[Expr]
-    ) -> None:
+    def _memory(self, tally: _Tally, site: Site, depth: int, value: Value, indices: Sequence[Expr]) -> None:
         """Add a load or store: a slot, or single elements where its lanes are not neighbours."""
         inner = site.levels[depth - 1] if depth else None
         lane = inner.var if inner is not None and inner.kind == "simd" else None

@@ -3,7 +3,8 @@
 ``t = t_launch + LSE_p(F / (eta P), Q_llc / BW_llc, Q_dram / BW_dram)`` with the smooth maximum
 ``LSE_p(x) = (sum x ** p) ** (1 / p)``: p = 1 adds the three up, a large p is the roofline.  F are the
 operations as the device feels them (`cuvil.cost.flops.Work.slots`), whose vectors may be partly
-filled; eta depends on the class of the kernel.  A time never beats the roofline of the nominal rates.
+filled; eta depends on the class of the kernel.  A time never beats the roofline: the peak at the clock
+that the efficiencies imply, and the bandwidth of the memory.
 """
 
 from __future__ import annotations
@@ -109,8 +110,9 @@ def tag_of(kernel: Kernel) -> str:
     if any(v.scan is not None for v in kernel.values):
         return "scan"
     tiles = [s for s in walk(kernel.body) if isinstance(s, Micro)]
-    if any(not is_float(v.dtype) for s in tiles for v, _ in s.reads[:1]) and f"{kernel.tag}_i8" in TAGS:
-        return f"{kernel.tag}_i8"
+    if any(not is_float(v.dtype) for s in tiles for v, _ in s.reads[:1]):
+        dot = all(getattr(s.kernel, "dot", False) for s in tiles)
+        return f"{kernel.tag}_i8" if dot and f"{kernel.tag}_i8" in TAGS else "tuned"
     if kernel.tag in TAGS:
         return kernel.tag
     return "tuned" if tiles else "map"
@@ -153,7 +155,8 @@ def features(
         plain = (work.slots - work.dot_slots) / device.peak
         nominal[_INDEX[f"eta.{tag_of(kernel)}"]] = (plain + work.dot_slots / device.peak_i8) / cores
         counted = work.flops + work.epilogue_flops
-        floor = max(counted / (device.peak * cores), far.total / device.bandwidth)
+        rate = device.peak * cores * device.parameters.boost
+        floor = max(counted / rate, far.total / device.bandwidth)
         result.append(Features(kernel, work, far.total, nominal, floor))
     return result
 

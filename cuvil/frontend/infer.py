@@ -27,6 +27,9 @@ SMALL_CONSTANT = 1024
 UNKNOWN = ""
 """A dimension of which nothing is known yet."""
 
+LIKE_INPUT = frozenset(("GroupNormalization", "MeanVarianceNormalization"))
+"""Operators whose result has the type of their first input and that onnx cannot infer."""
+
 _PASSES = 8
 _GENERATED = re.compile(r"unk__\d+")
 
@@ -57,13 +60,7 @@ def infer_types(graph: Graph) -> None:
     for number in range(_PASSES):
         merger = _Merger(graph)
         for inner, found, said in zip(walk(graph), _run(graph), stated):
-            inner.types = {
-                name: known
-                for name in definitions(inner)
-                if (
-                    known := merger.merge(inner, name, found.get(name), said.get(name), strict=inner is graph)
-                )
-            }
+            inner.types = merger.merge_all(inner, found, said, strict=inner is graph)
         merger.equalities.apply(graph)
         merged = [inner.types for inner in walk(graph)]
         if number and merged == stated:
@@ -97,6 +94,21 @@ class _Merger:
 
     def __init__(self, graph: Graph) -> None:
         self.equalities = Equalities(graph)
+
+    def merge_all(
+        self, graph: Graph, found: dict[str, TensorType], said: dict[str, TensorType], strict: bool
+    ) -> dict[str, TensorType]:
+        """The types of the values that `graph` defines, subgraphs excepted."""
+        like = {node.outputs[0]: node.inputs[0] for node in graph.nodes if node.op in LIKE_INPUT}
+        types: dict[str, TensorType] = {}
+        for name in definitions(graph):
+            inferred = found.get(name)
+            if name in like and (inferred is None or inferred.shape is None):
+                inferred = types.get(like[name], inferred)
+            known = self.merge(graph, name, inferred, said.get(name), strict)
+            if known is not None:
+                types[name] = known
+        return types
 
     def merge(
         self, graph: Graph, name: str, found: TensorType | None, said: TensorType | None, strict: bool

@@ -31,6 +31,10 @@ class Samples:
         arrays: the data by input name.
         source: the file's name, for messages.
 
+    Attributes:
+        count: the number of samples.
+        step: samples of one run, None where the model takes any number.
+
     Raises:
         CuvilError: an input without data or data without an input; a wrong type or shape; arrays
             of different lengths, or empty ones; values that are not finite.

@@ -93,7 +93,10 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str]
         "Reshape", {"x": [6]}, {"s": i64(-1, -1)}, {},
         "the shape [-1, -1] leaves more than one dimension open (-1)",
     ),
-    "negative shape": ("Reshape", {"x": [6]}, {"s": i64(-2, 3)}, {}, "the shape [-2, 3] has a negative dimension"),
+    "negative shape": (
+        "Reshape", {"x": [6]}, {"s": i64(-2, 3)}, {},
+        "the shape [-2, 3] has a negative dimension",
+    ),
     "elements": ("Reshape", {"x": [6]}, {"s": i64(4, -1)}, {}, "6 elements do not fit the shape [4, -1]"),
     "copied dimension": (
         "Reshape", {"x": [6]}, {"s": i64(6, 0)}, {},
@@ -106,12 +109,21 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str]
     "repeated perm": (
         "Transpose", {"x": [2, 3]}, {}, {"perm": [0, 0]}, "perm [0, 0] is not a permutation of the 2 axes"
     ),
-    "short perm": ("Transpose", {"x": [2, 3]}, {}, {"perm": [0]}, "perm [0] is not a permutation of the 2 axes"),
-    "concat axis": ("Concat", {"x": [2, 3]}, {"w": f32(2, 3)}, {"axis": 2}, "axis 2 is out of range for rank 2"),
+    "short perm": (
+        "Transpose", {"x": [2, 3]}, {}, {"perm": [0]},
+        "perm [0] is not a permutation of the 2 axes",
+    ),
+    "concat axis": (
+        "Concat", {"x": [2, 3]}, {"w": f32(2, 3)}, {"axis": 2},
+        "axis 2 is out of range for rank 2",
+    ),
     "concat sizes": (
         "Concat", {"x": [2, 3]}, {"w": f32(3, 3)}, {"axis": 1}, "input 1 has size 3 at axis 0, input 0 has 2"
     ),
-    "concat ranks": ("Concat", {"x": [2, 3]}, {"w": f32(2)}, {"axis": 0}, "input 1 has rank 1, input 0 has rank 2"),
+    "concat ranks": (
+        "Concat", {"x": [2, 3]}, {"w": f32(2)}, {"axis": 0},
+        "input 1 has rank 1, input 0 has rank 2",
+    ),
     "softmax axis": ("Softmax", {"x": [2, 3]}, {}, {"axis": -3}, "axis -3 is out of range for rank 2"),
     "reduce axis": ("ReduceSum", {"x": [2, 3]}, {"a": i64(5)}, {}, "axis 5 is out of range for rank 2"),
     "reduced twice": ("ReduceSum", {"x": [2, 3]}, {"a": i64(1, -1)}, {}, "axes [1, -1] name one axis twice"),
@@ -139,7 +151,10 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str]
         "GatherND", {"x": [3, 2]}, {"i": np.array([[0, 0, 0]])}, {},
         "indices of 3 numbers behind 0 batch axes do not fit data of rank 2",
     ),
-    "expand": ("Expand", {"x": [2, 3]}, {"s": i64(4, 3)}, {}, "the shapes [2, 3] and [4, 3] do not broadcast"),
+    "expand": (
+        "Expand", {"x": [2, 3]}, {"s": i64(4, 3)}, {},
+        "the shapes [2, 3] and [4, 3] do not broadcast",
+    ),
     "negative expand": ("Expand", {"x": [1]}, {"s": i64(-4)}, {}, "the sizes [-4] have a negative one"),
     "repeats": ("Tile", {"x": [2, 3]}, {"r": i64(2)}, {}, "the number of repeats is 1, it must be 2"),
     "step": ("Slice", {"x": [4]}, {"s": i64(0), "e": i64(4), "a": i64(0), "t": i64(0)}, {}, "a step is 0"),
@@ -192,7 +207,10 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str]
     ),
     "split parts": ("Split", {"x": [7]}, {"s": i64(3, 4)}, {}, "the number of parts is 2, it must be 1"),
     "range step": ("Range", {"x": []}, {"e": np.float32(4), "d": np.float32(0)}, {}, "the step is 0"),
-    "scale 0": ("QuantizeLinear", {"x": [2]}, {"s": np.float32(0)}, {}, "scale 0 is not a positive finite number"),
+    "scale 0": (
+        "QuantizeLinear", {"x": [2]}, {"s": np.float32(0)}, {},
+        "scale 0 is not a positive finite number",
+    ),
     "scale NaN": (
         "QuantizeLinear", {"x": [2]}, {"s": np.float32("nan")}, {},
         "scale nan is not a positive finite number",

@@ -111,7 +111,7 @@ def test_arrays_of_different_lengths_are_refused() -> None:
     ("content", "message"),
     [
         (None, "cannot read the calibration data: No such file or directory"),
-        (b"", "is not an .npz file of plain arrays; give one with --calibration FILE.npz, an array per input"),
+        (b"", "is not an .npz file of plain arrays; give one with --calibration FILE.npz, an array"),
         (b"PK\3\4 and then nothing", "is not an .npz file of plain arrays"),
         (b"text", "is not an .npz file of plain arrays"),
     ],
