@@ -30,7 +30,7 @@ from zoo.net import Net, f32, i64
 from zoo.registry import find
 
 import cuvil
-from cuvil import stages
+from cuvil import artefacts
 from cuvil.cost import model, uncertainty
 from cuvil.cost.estimate import cpu_devices, machine_of, scheduled
 from cuvil.cost.model import Measurement
@@ -225,7 +225,7 @@ class Subject:
 def prepared(folder: Path, path: Path, feeds: Feeds, target: str, quantization: str = "none") -> Subject:
     """Compile into `folder` and load, or only load what an earlier run has left there."""
     record = folder / "done"
-    out = stages.layout(folder, path.stem, load(target))
+    out = artefacts.layout(folder, path.stem, load(target))
     if not record.exists():
         cuvil.compile(
             path,

@@ -19,9 +19,10 @@ from cuvil.errors import CuvilError
 from cuvil.target import profiles
 
 if TYPE_CHECKING:  # loaded where they are needed, so that light commands start fast
+    from cuvil.artefacts import Layout
     from cuvil.ir.graph import Graph, TensorType
     from cuvil.report.verify import Subject
-    from cuvil.stages import Layout, Progress
+    from cuvil.stages import Progress
     from cuvil.target.schema import Target
 
 Shape = tuple["int | str", ...]
@@ -90,7 +91,7 @@ def opened(job: Job) -> Iterator[Work]:
     Raises:
         CuvilError: no such model or target, or another build runs in the folder.
     """
-    from cuvil import stages
+    from cuvil import artefacts
     from cuvil.scons.project import configured
     from cuvil.target.schema import load
 
@@ -100,10 +101,10 @@ def opened(job: Job) -> Iterator[Work]:
         notes.append("the calibration data are not used: no device computes in int8")
     if job.keep:
         with fsio.build_lock(job.keep):
-            yield Work(job, stages.layout(job.keep, job.model.stem, target), target, shapes, tuple(notes))
+            yield Work(job, artefacts.layout(job.keep, job.model.stem, target), target, shapes, tuple(notes))
         return
     with tempfile.TemporaryDirectory(prefix="cuvil-") as folder:
-        yield Work(job, stages.layout(Path(folder), job.model.stem, target), target, shapes, tuple(notes))
+        yield Work(job, artefacts.layout(Path(folder), job.model.stem, target), target, shapes, tuple(notes))
 
 
 def _bind_batch(job: Job) -> tuple[dict[str, Shape], list[str]]:
@@ -142,7 +143,7 @@ def compile_library(job: Job, output: Path, progress: Progress | None = None) ->
     Raises:
         CuvilError: what is wrong with the model, the target or the toolchain.
     """
-    from cuvil import stages
+    from cuvil.toolchain import profile
 
     if output.is_dir() or output.suffix in (".h", ".json"):
         raise CuvilError("is no name for a library; libinfer.so and libinfer.a are", f"--output {output}")
@@ -166,7 +167,7 @@ def compile_library(job: Job, output: Path, progress: Progress | None = None) ->
         else:  # linked anew, so that the library's own name is the one asked for
             chain = work.target.slice("cc")
             objects = [out.interface_object, *(o for d in out.devices for o in out.objects(d))]
-            linker, options = stages.compiler(chain, None, progress), stages.options(chain)
+            linker, options = profile.compiler(chain, None, progress), profile.options(chain)
             linker.link_shared(objects, output, libs=("m",), options=options)
         fsio.write_text(header, header_text)
         fsio.write_bytes(metadata, out.interface["json"].read_bytes())

@@ -65,7 +65,7 @@ def direct_imports(module: str) -> frozenset[str]:
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        found.update(n for n in names if n.split(".")[0] == "cuvil" and module_path(n) is not None)
+        found.update(n for n in names if n.startswith("cuvil.") and module_path(n) is not None)
     return frozenset(found)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from cuvil import limits, stages
+from cuvil import artefacts, limits, stages
 from cuvil.codegen.abi import ERRORS
 from cuvil.codegen.names import identifier
 from cuvil.errors import CuvilError
@@ -203,7 +203,7 @@ def compile(
         keep = tempfile.TemporaryDirectory(prefix="cuvil-")
         output = keep.name
     folder = Path(output)
-    out = stages.layout(folder, identifier(path.stem, "model"), profile)
+    out = artefacts.layout(folder, identifier(path.stem, "model"), profile)
     data: Path | None = None
     if isinstance(calibration, Mapping):
         folder.mkdir(parents=True, exist_ok=True)

@@ -2,26 +2,20 @@
 
     import -> partition -> quantize -> codegen (per device) -> interface -> cc
 
-SCons, the command line and `cuvil.compile` all run these functions, on the same folders:
-
-    <out>/graph.onnx
-    <out>/partition/partition.json, <device>.onnx
-    <out>/quantize/quantization.json, <device>.onnx
-    <out>/codegen/<model>_<device>.c .bin .S, <device>.plan.json, <model>.c, <model>.h, <model>.json
-    <out>/lib<model>_<device>.a .so, lib<model>.a .so
+SCons, the command line and `cuvil.compile` all run these functions, on the same folders
+(`cuvil.artefacts`).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cuvil import fsio
+from cuvil.artefacts import Layout
 from cuvil.codegen import abi, program
-from cuvil.codegen.names import identifier, model_name
 from cuvil.codegen.tuned import claims
 from cuvil.errors import CuvilError
 from cuvil.frontend.importer import import_model
@@ -36,99 +30,10 @@ from cuvil.rewrite import integer, simplify
 from cuvil.schedule.lower import lower
 from cuvil.schedule.plan import schedule
 from cuvil.target.schema import Target
-from cuvil.toolchain import compilers
-from cuvil.toolchain.machine import Machine
+from cuvil.toolchain.profile import compiler, cpu_devices, options
 
 Shapes = Mapping[str, Sequence[int | str]]
 Progress = Callable[[str], None]
-
-MODULES = {
-    "import": ("cuvil.frontend.importer", "cuvil.rewrite.simplify", "cuvil.frontend.onnx_writer"),
-    "partition": ("cuvil.partition.partitioner",),
-    "quantize": ("cuvil.quantize.quantizer", "cuvil.quantize.dynamic", "cuvil.session"),
-    "codegen": (
-        "cuvil.rewrite.integer",
-        "cuvil.schedule.lower",
-        "cuvil.schedule.plan",
-        "cuvil.codegen.tuned.claims",
-        "cuvil.codegen.program",
-    ),
-    "interface": ("cuvil.codegen.abi",),
-    "cc": ("cuvil.toolchain.compilers",),
-}
-"""The modules at the root of each stage; a build depends on the digest of all they import."""
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where the artefacts of one model for one target lie.
-
-    Attributes:
-        folder: the output folder.
-        model: the model's identifier.
-        devices: names of the target's devices, in the profile's order.
-    """
-
-    folder: Path
-    model: str
-    devices: tuple[str, ...]
-
-    @property
-    def graph(self) -> Path:
-        return self.folder / "graph.onnx"
-
-    @property
-    def partition(self) -> Path:
-        return self.folder / "partition" / "partition.json"
-
-    @property
-    def quantization(self) -> Path:
-        return self.folder / "quantize" / "quantization.json"
-
-    def placed(self, device: str) -> Path:
-        return self.folder / "partition" / f"{device}.onnx"
-
-    def quantized(self, device: str) -> Path:
-        return self.folder / "quantize" / f"{device}.onnx"
-
-    def stem(self, device: str) -> str:
-        return f"{self.model}_{identifier(device)}"
-
-    def generated(self, device: str) -> dict[str, Path]:
-        """The files of a device's codegen: c, bin, s, plan."""
-        base = self.folder / "codegen"
-        return {
-            "c": base / f"{self.stem(device)}.c",
-            "bin": base / f"{self.stem(device)}.bin",
-            "s": base / f"{self.stem(device)}_weights.S",
-            "plan": base / f"{device}.plan.json",
-        }
-
-    @property
-    def interface(self) -> dict[str, Path]:
-        """The orchestrating file, the header and the metadata: c, h, json."""
-        base = self.folder / "codegen"
-        return {k: base / f"{self.model}.{k}" for k in ("c", "h", "json")}
-
-    def objects(self, device: str) -> list[Path]:
-        return [self.folder / "obj" / f"{self.stem(device)}{suffix}.o" for suffix in ("", "_weights")]
-
-    @property
-    def interface_object(self) -> Path:
-        return self.folder / "obj" / f"{self.model}.o"
-
-    def device_libraries(self, device: str) -> list[Path]:
-        return [self.folder / f"lib{self.stem(device)}{suffix}" for suffix in (".a", ".so")]
-
-    @property
-    def libraries(self) -> list[Path]:
-        """lib<model>.a and lib<model>.so."""
-        return [self.folder / f"lib{self.model}{suffix}" for suffix in (".a", ".so")]
-
-
-def layout(folder: Path, model: str, target: Target) -> Layout:
-    """The artefacts of `model` (any text) for `target` in `folder`."""
-    return Layout(folder, model_name(model), tuple(d.name for d in target.devices))
 
 
 def run_import(model: Path, out: Layout, shapes: Shapes | None = None, io_format: str = "nchw") -> None:
@@ -228,32 +133,6 @@ def run_interface(out: Layout, target: Mapping[str, Any]) -> None:
     fsio.write_text(out.interface["c"], made.source)
     fsio.write_text(out.interface["h"], made.header)
     fsio.write_json(out.interface["json"], metadata)
-
-
-def machine(target: Mapping[str, Any], device: str | None = None) -> Machine:
-    """The toolchain's machine for a device (the baseline of the triple where None)."""
-    flags = target["devices"].get(device, {}).get("zig_flags", []) if device else []
-    cpu = next((f.removeprefix("-mcpu=") for f in flags if f.startswith("-mcpu=")), "baseline")
-    name, *features = cpu.split("+")
-    return Machine(target["triple"], name, tuple(features))
-
-
-def compiler(
-    target: Mapping[str, Any], device: str | None = None, progress: Progress | None = None
-) -> compilers.Compiler:
-    """The compiler that the target's ``cc`` slice names, for one device."""
-    return compilers.find(target["toolchain"]["compiler"], machine(target, device), progress)
-
-
-def options(target: Mapping[str, Any]) -> compilers.Options:
-    """Compiler options of the ``cc`` slice."""
-    chain = target["toolchain"]
-    return compilers.Options(opt_level=chain["optimization"].removeprefix("O"), flags=tuple(chain["flags"]))
-
-
-def cpu_devices(target: Mapping[str, Any]) -> list[str]:
-    """The devices of a ``cc`` slice that C is compiled for; the others have no back end yet."""
-    return [d for d, v in target["devices"].items() if v["kind"] == "cpu"]
 
 
 def run_cc_device(

@@ -33,7 +33,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 def test_first_two_commands_of_the_readme() -> None:
     first, second = blocks(ROOT / "README.md", "sh")[:2]
     assert first.splitlines()[-1].endswith("scons verify")
-    assert second.splitlines()[-1].endswith("-m pytest")
+    assert second.splitlines()[-1].endswith("-m pytest -n auto")
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     extract = next(line for line in script.splitlines() if line.startswith("block="))
     shell = f'{extract}\nprintf "%s\\n" "$block"'

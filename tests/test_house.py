@@ -19,7 +19,7 @@ FLOORS = {
     "ops": 2, "toolchain": 2,
     "schedule": 3, "codegen": 3,
     "frontend": 4, "rewrite": 4, "quantize": 4, "partition": 4, "cost": 4,
-    "stages": 5, "session": 5,
+    "artefacts": 4, "stages": 5, "session": 5,
     "cli": 6, "commands": 6, "scons": 6, "report": 6, "__main__": 6,
 }  # fmt: skip
 """A module imports from its own floor and from those below it."""

@@ -16,14 +16,14 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 import pytest
+from zoo import builders as b
+from zoo.entry import ModelEntry, Unavailable
+from zoo.registry import MODELS
 
 import cuvil
 from cuvil.errors import CuvilError
 from cuvil.session import Session
 from cuvil.target.schema import Target, load
-from zoo import builders as b
-from zoo.entry import ModelEntry, Unavailable
-from zoo.registry import MODELS
 
 Array = npt.NDArray[Any]
 

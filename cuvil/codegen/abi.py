@@ -89,7 +89,19 @@ def _symbols(inputs: Any) -> list[str]:
     return list(found)
 
 
-LOCALS = ("workspace", "workspace_bytes", "shape", "need", "next", "most", "total", "arena", "old", "set", "bound")
+LOCALS = (
+    "workspace",
+    "workspace_bytes",
+    "shape",
+    "need",
+    "next",
+    "most",
+    "total",
+    "arena",
+    "old",
+    "set",
+    "bound",
+)
 """Names of the generated functions' own variables, besides ``m<number>``."""
 
 

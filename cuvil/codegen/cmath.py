@@ -133,7 +133,9 @@ static inline float cv_sine(float x, int32_t quarter) { /* 2 ulp for |x| below 2
 """),
     "sin": (("sincos",), "static inline float cv_sin_f32(float x) { return cv_sine(x, 0); }\n"),
     "cos": (("sincos",), "static inline float cv_cos_f32(float x) { return cv_sine(x, 1); }\n"),
-    "tan": (("sin", "cos"), "static inline float cv_tan_f32(float x) { return cv_sin_f32(x) / cv_cos_f32(x); }\n"),
+    "tan": (("sin", "cos"), """
+static inline float cv_tan_f32(float x) { return cv_sin_f32(x) / cv_cos_f32(x); }
+"""),
 }  # fmt: skip
 
 LIBM = frozenset(["asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "pow", "fmod"])

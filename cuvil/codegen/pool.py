@@ -28,7 +28,7 @@ static struct {
     const void *arguments;
     cv_idx points, chunk, next;
     unsigned epoch; /* counts kernels */
-    int active, started;
+    int open, active, started; /* open: workers may join the kernel */
 } cv_pool = {
     PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0, 0, 0, 0, 0, 0, 0
 };
@@ -59,7 +59,7 @@ static void *cv_worker(void *unused) {
         pthread_mutex_lock(&cv_pool.lock);
         while (cv_pool.epoch == seen) pthread_cond_wait(&cv_pool.wake, &cv_pool.lock);
         seen = cv_pool.epoch;
-        const int join = cv_pool.task != 0;
+        const int join = cv_pool.open;
         if (join) __atomic_fetch_add(&cv_pool.active, 1, __ATOMIC_RELAXED);
         pthread_mutex_unlock(&cv_pool.lock);
         if (join) {
@@ -89,6 +89,7 @@ static void cv_parallel(cv_task task, const void *arguments, cv_idx points) {
     }
     if (!cv_pool.started) cv_start();
     pthread_mutex_lock(&cv_pool.lock);
+    cv_pool.open = 1;
     cv_pool.task = task;
     cv_pool.arguments = arguments;
     cv_pool.points = points;
@@ -99,7 +100,7 @@ static void cv_parallel(cv_task task, const void *arguments, cv_idx points) {
     pthread_mutex_unlock(&cv_pool.lock);
     cv_claim();
     pthread_mutex_lock(&cv_pool.lock);
-    cv_pool.task = 0; /* late workers find nothing to join */
+    cv_pool.open = 0; /* late workers do not join; those that did still read the task */
     pthread_mutex_unlock(&cv_pool.lock);
     while (__atomic_load_n(&cv_pool.active, __ATOMIC_ACQUIRE) != 0) cv_pause();
     pthread_mutex_unlock(&cv_pool.owner);

@@ -16,6 +16,9 @@ from cuvil.frontend.shape_values import Known, followed
 from cuvil.ir.graph import Dim, Node, Shape
 from cuvil.limits import MAX_TENSOR_ELEMENTS
 
+INT32_MAX = (1 << 31) - 1
+"""What exporters write as the end of a Slice that goes to the end."""
+
 
 def deduce(node: Node, scope: Scope, known: Known) -> Shape | None:
     """The shape of the node's first result with every size that can be said; the sizes inference
@@ -101,8 +104,9 @@ def _slice(node: Node, scope: Scope, known: Known, found: Shape) -> Shape | None
     for axis in set(range(len(shape))) - set(axes):
         dims[axis] = shape[axis]
     largest = MAX_TENSOR_ELEMENTS // max(1, math.prod(d for d in shape if isinstance(d, int)))
+    to_the_end = min(largest, INT32_MAX)
     for axis, start, end, step in zip(axes, starts, ends, steps):
-        if isinstance(shape[axis], str) and start == 0 and step == 1 and end >= largest:
+        if isinstance(shape[axis], str) and start == 0 and step == 1 and end >= to_the_end:
             dims[axis] = shape[axis]
     return tuple(dims)
 

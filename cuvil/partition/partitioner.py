@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,7 @@ class Partition:
         value: the solver's objective, s, with the weight on the quantile.
         lower_bound: no placement of the units has a smaller one.
         method: what found the placement.
-        loads: by device, s, transfers that it receives included.
+        loads: by device, expected kernel times and transfers to it, s.
         memory: by memory, bytes of weights.
         units: how many units were placed.
     """
@@ -94,7 +94,7 @@ def partition(
             cost.latency,
             cost.latency,
             "single device",
-            {devices[0]: cost.latency},
+            _loads(devices, cost),
             {target["devices"][devices[0]]["memory"]: sum(a.nbytes for a in graph.constants.values())},
         )
     from cuvil.partition import solver
@@ -105,15 +105,25 @@ def partition(
     chosen = [devices[solution.placement[u]] for u in made.unit]
     placed = segments(graph, chosen)
     used = made.problem.used(solution.placement)
+    cost = estimate(graph, target, sizes, placed)
     return Partition(
         placed,
         left_out,
-        estimate(graph, target, sizes, placed),
+        cost,
         objective,
         solution.value,
         solution.lower_bound,
         solution.method,
-        dict(zip(devices, map(float, made.problem.loads(solution.placement)))),
+        _loads(devices, cost),
         {m: int(b) for m, b in zip(made.memories, used)},
         made.problem.nodes,
     )
+
+
+def _loads(devices: Sequence[str], cost: Cost) -> dict[str, float]:
+    found = dict.fromkeys(devices, 0.0)
+    for k in cost.kernels:
+        found[k.device] += k.latency
+    for t in cost.transfers:
+        found[t.sink] += t.time
+    return found

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from cuvil import fsio, stages
+from cuvil import artefacts, fsio, stages
 from cuvil.errors import CuvilError
 from cuvil.ir.expr import numpy_dtype
 from cuvil.report.samples import Arrays
 from cuvil.target.schema import Target
-from cuvil.toolchain import compilers, emulators
+from cuvil.toolchain import compilers, emulators, profile
 from cuvil.toolchain.machine import Machine
 
 TIMEOUT_S = 600.0
@@ -70,8 +70,10 @@ class ForeignRunner:
         CuvilError: there is no way to run the target's programs here.
     """
 
-    def __init__(self, out: stages.Layout, target: Target, progress: stages.Progress | None = None) -> None:
-        base = stages.machine(target.slice("cc"))
+    def __init__(
+        self, out: artefacts.Layout, target: Target, progress: stages.Progress | None = None
+    ) -> None:
+        base = profile.machine(target.slice("cc"))
         if base.os != "linux":
             raise CuvilError("only programs for Linux can be run here", str(target.triple))
         self.machine: Machine = base if base.is_host else base.musl()
@@ -101,7 +103,8 @@ class ForeignRunner:
         here = self.machine.is_host
         compiler = compilers.find("auto" if here else "zig", self.machine, self._progress)
         compiler.compile(source, object_, include_dirs=[self._out.interface["h"].parent])
-        compiler.link_executable([object_, self._out.libraries[0]], program, libs=["m", "pthread"], static=not here)
+        objects, libs = [object_, self._out.libraries[0]], ["m", "pthread"]
+        compiler.link_executable(objects, program, libs=libs, static=not here)
         return program
 
     def _source(self) -> str:

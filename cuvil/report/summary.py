@@ -115,6 +115,8 @@ def _device(device: Result) -> str:
     kind = f"{device['name']} ({device['isa']})"
     if device["left_out"]:
         return f"{kind}: left out, {device['left_out']}"
+    if not device["nodes"]:
+        return f"{kind}: not used"
     return f"{kind}: {device['nodes']} nodes in {device['kernels']} kernels, {device['arithmetic']}"
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from cuvil import stages
+from cuvil import artefacts, stages
 from cuvil.errors import CuvilError
 from cuvil.report import samples, text
 from cuvil.report.foreign import ForeignRunner
@@ -53,7 +53,7 @@ class Subject:
         io_format: of the library's interface.
     """
 
-    out: stages.Layout
+    out: artefacts.Layout
     target: Target
     model: Path
     data: Path | None = None
@@ -483,7 +483,7 @@ def _arena_bytes(subject: Subject, info: Mapping[str, Any], feeds: Sequence[Arra
     return Session(subject.out.libraries[1], subject.out.interface["json"]).workspace_bytes(**found)
 
 
-def _prediction(out: stages.Layout) -> tuple[float | None, tuple[float, float] | None]:
+def _prediction(out: artefacts.Layout) -> tuple[float | None, tuple[float, float] | None]:
     """Latency and its interval in ns, as ``partition.json`` has them."""
     predicted = json.loads(out.partition.read_text(encoding="utf-8")).get("predicted") or {}
     interval = predicted.get("interval_ns")

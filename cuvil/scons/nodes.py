@@ -13,7 +13,7 @@ from typing import Any
 import SCons.Action
 import SCons.Scanner
 
-from cuvil import stages
+from cuvil import artefacts
 from cuvil.scons import actions
 from cuvil.scons.external_data import data_files
 from cuvil.scons.project import Model
@@ -37,7 +37,7 @@ class Artefacts:
 
     model: Model
     target: Target
-    out: stages.Layout
+    out: artefacts.Layout
     steps: Sequence[Step]
     nodes: Sequence[Any]
     libraries: Sequence[Any]
@@ -56,7 +56,7 @@ def declare(
     Raises:
         ToolchainError: the compiler that the profile names is not there.
     """
-    out = stages.layout(folder, model.name, target)
+    out = artefacts.layout(folder, model.name, target)
     clean_env = env.Clone(SCANNERS=[])
     nodes: list[Any] = []
     listed = steps(out, target, model)

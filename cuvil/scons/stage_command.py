@@ -45,10 +45,10 @@ def run(arguments: Sequence[str], progress: Progress | None = None) -> None:
     Raises:
         CuvilError: what the stage could not do, or an argument that is missing or malformed.
     """
-    from cuvil import stages  # with numpy and onnx; not needed to declare a build
+    from cuvil import artefacts, stages  # with numpy and onnx; not needed to declare a build
 
     args = parser().parse_args(arguments)
-    out = stages.Layout(args.folder, args.name, tuple(args.devices.split(",")))
+    out = artefacts.Layout(args.folder, args.name, tuple(args.devices.split(",")))
     target = _json("--slice", args.slice)
     if args.device not in ("", *out.devices) or (args.stage == "codegen" and not args.device):
         allowed = one_of(out.devices, args.device)

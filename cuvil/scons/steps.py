@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cuvil import stages
+from cuvil.artefacts import Layout
 from cuvil.scons.project import Model
-from cuvil.stages import Layout
 from cuvil.target.schema import Target
+from cuvil.toolchain import profile
 from cuvil.toolchain.compilers import Compiler
 
 
@@ -67,18 +67,18 @@ class Step:
         Raises:
             ToolchainError: the compiler that the profile names is not there.
         """
-        return self._compiler().identity(stages.options(self.slice))
+        return self._compiler().identity(profile.options(self.slice))
 
     def compilation(self) -> dict[str, Any]:
         """Of a ``cc`` step: the compilation of its C file, as an entry of ``compile_commands.json``."""
         source, target = self.inputs[0], self.outputs[0]
-        command = self._compiler().compile_command(source, target, stages.options(self.slice))
+        command = self._compiler().compile_command(source, target, profile.options(self.slice))
         folder, output = os.path.abspath(source.parent), os.path.abspath(target)
         return {"directory": folder, "file": source.name, "output": output, "arguments": command}
 
     def _compiler(self) -> Compiler:
-        device = self.device if self.device in stages.cpu_devices(self.slice) else None
-        return stages.compiler(self.slice, device)
+        device = self.device if self.device in profile.cpu_devices(self.slice) else None
+        return profile.compiler(self.slice, device)
 
 
 def steps(out: Layout, target: Target, model: Model) -> list[Step]:

@@ -6,6 +6,7 @@ import ctypes
 import json
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,9 @@ GENERIC = "x86_64-unknown-linux-gnu"
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test runs in the repository: there is no project file but what a test writes."""
+    """Not in the repository, where a project file is; and no progress of a slow machine in stderr."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "PROGRESS_EVERY_S", 3600.0)
 
 
 def run(*argv: object) -> int:
@@ -165,6 +167,17 @@ def test_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     monkeypatch.setattr(commands, "list_targets", interrupted)
     assert run("targets") == 130
     assert capsys.readouterr().err == "cuvil: interrupted\n"
+
+
+def test_progress(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """What lasts is said once; what is over before anyone would ask is not."""
+    monkeypatch.setattr(cli, "PROGRESS_EVERY_S", 0.05)
+    progress = cli.Progress()
+    progress("short")
+    progress("long")
+    time.sleep(0.5)
+    progress.close()
+    assert capsys.readouterr() == ("", "cuvil: long ...\n")
 
 
 # --- light commands ---

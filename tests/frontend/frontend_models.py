@@ -113,6 +113,8 @@ def _same_value(left: Any, right: Any) -> bool:
         return (
             isinstance(right, np.ndarray)
             and (left.dtype, left.shape) == (right.dtype, right.shape)
-            and left.tolist() == right.tolist()
+            and (
+                left.tolist() == right.tolist() if left.dtype == object else left.tobytes() == right.tobytes()
+            )
         )
     return type(left) is type(right) and left == right

@@ -199,7 +199,8 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str]
         "the size of input 1 at axis 1 is 8, it must be 6",
     ),
     "recurrent direction": (
-        "LSTM", {"x": [2, 1, 3]}, {"w": f32(1, 8, 3), "r": f32(1, 8, 2)}, {"hidden_size": 2, "direction": "both"},
+        "LSTM", {"x": [2, 1, 3]}, {"w": f32(1, 8, 3), "r": f32(1, 8, 2)},
+        {"hidden_size": 2, "direction": "both"},
         "direction 'both' is unknown, only forward, reverse and bidirectional are allowed",
     ),
     "split sizes": (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -96,7 +97,8 @@ CASES = {
                     outputs={"y": (F32, None), "z": (F32, None)}, expected=lambda x: (x[:2], x[2:])),
     "GRU-1": Case("GRU", 1, {"x": data(4, 1, 3)}, {"direction": "foward", "hidden_size": 2}, RNN,
                   outputs={"y": (F32, None), "h": (F32, None)}, expected=lambda x: run(
-                      one("GRU", {"x": (F32, [4, 1, 3])}, RNN, hidden_size=2, opset=14, outputs=["y", "h"]), {"x": x})),
+                      one("GRU", {"x": (F32, [4, 1, 3])}, RNN, hidden_size=2, opset=14, outputs=["y", "h"]),
+                      {"x": x})),
     "Concat-1": Case("Concat", 1, {"x": X, "w": X}, expected=lambda x, w: np.concatenate([x, w], 1)),
     "Reshape-1": Case("Reshape", 1, {"x": X}, {"shape": [3, -1]}, expected=lambda x: x.reshape(3, 2)),
     "Relu-1": Case("Relu", 1, {"x": X}, {"consumed_inputs": [0]}, expected=lambda x: np.maximum(x, 0)),
@@ -116,7 +118,8 @@ CASES = {
     "Greater-1": Case("Greater", 1, {"x": IMAGE, "w": data(1)}, {"broadcast": 1, "axis": 0},
                       expected=lambda x, w: x > w[0], outputs=BOOLS),
     "PRelu-6": Case("PRelu", 6, {"x": IMAGE}, constants={"s": data(4)},
-                    expected=lambda x: np.where(x < 0, x * CASES["PRelu-6"].constants["s"][:, None, None], x)),
+                    expected=lambda x: np.where(x < 0, x * CASES["PRelu-6"].constants["s"][:, None, None], x),
+                    becomes=["Unsqueeze", "PRelu"]),
     "PRelu-6 shared": Case("PRelu", 6, {"x": IMAGE}, constants={"s": data(1)}, becomes=["PRelu"],
                            expected=lambda x: np.where(x < 0, x * CASES["PRelu-6 shared"].constants["s"], x)),
     "Gemm-6": Case("Gemm", 6, {"x": X, "w": data(3, 4), "c": data(4)}, {"broadcast": 1, "alpha": 2.0},
@@ -125,9 +128,10 @@ CASES = {
                                  expected=lambda x: bn(x, *PARAMETERS.values())),
     "LSTM-1": Case("LSTM", 1, {"x": data(4, 1, 3)}, {"output_sequence": 1, "hidden_size": 2},
                    {"w": data(1, 8, 3), "r": data(1, 8, 2)}, expected=lambda x: run(
-                       one("LSTM", {"x": (F32, [4, 1, 3])}, CASES["LSTM-1"].constants, hidden_size=2, opset=14),
-                       {"x": x})),
-    "Upsample-1": Case("Upsample", 1, {"x": IMAGE}, {"height_scale": 2.0, "width_scale": 3.0, "mode": "nearest"},
+                       one("LSTM", {"x": (F32, [4, 1, 3])}, CASES["LSTM-1"].constants, hidden_size=2,
+                           opset=14), {"x": x})),
+    "Upsample-1": Case("Upsample", 1, {"x": IMAGE},
+                       {"height_scale": 2.0, "width_scale": 3.0, "mode": "nearest"},
                        expected=lambda x: x.repeat(2, 2).repeat(3, 3)),
     "Upsample-1 bilinear": Case(
         "Upsample", 1, {"x": IMAGE}, {"height_scale": 2.0, "width_scale": 2.0, "mode": "bilinear"},
@@ -140,8 +144,8 @@ CASES = {
         "BatchNormalization", 7, {"x": data(2, 4, 3)}, {"spatial": 0}, PLANE,
         expected=lambda x: (x - PLANE["m"]) / np.sqrt(PLANE["v"] + 1e-5) * PLANE["s"] + PLANE["b"]),
     "Upsample-7": Case("Upsample", 7, {"x": IMAGE}, {"scales": [1.0, 1.0, 2.0, 1.5]}),
-    "Upsample-9": Case("Upsample", 9, {"x": IMAGE}, {"mode": "linear"}, {"s": np.array([1, 1, 2, 3], np.float32)},
-                       becomes=["Resize"]),
+    "Upsample-9": Case("Upsample", 9, {"x": IMAGE}, {"mode": "linear"},
+                       {"s": np.array([1, 1, 2, 3], np.float32)}, becomes=["Resize"]),
     "Slice-1": Case("Slice", 9, {"x": IMAGE}, {"starts": [1, -4], "ends": [1000, -1], "axes": [1, 3]}),
     "Slice-1 without axes": Case("Slice", 9, {"x": IMAGE}, {"starts": [0, 1], "ends": [1, 3]}),
     "TopK-1": Case("TopK", 9, {"x": data(3, 6)}, {"k": 2, "axis": 1},
@@ -151,7 +155,8 @@ CASES = {
     "Resize-10 linear": Case("Resize", 10, {"x": IMAGE}, {"mode": "linear"},
                              {"s": np.array([1, 1, 0.6, 1.7], np.float32)}),
     "Clip-6": Case("Clip", 10, {"x": X}, {"min": -0.5}),
-    "Clip-6 both": Case("Clip", 6, {"x": X}, {"min": -0.5, "max": 0.25}, expected=lambda x: x.clip(-0.5, 0.25)),
+    "Clip-6 both": Case("Clip", 6, {"x": X}, {"min": -0.5, "max": 0.25},
+                        expected=lambda x: x.clip(-0.5, 0.25)),
     "Pad-2": Case("Pad", 10, {"x": X}, {"pads": [1, 0, -1, 2], "value": 3.5}),
     "Pad-2 reflecting": Case("Pad", 10, {"x": X}, {"pads": [1, 0, 0, 2], "mode": "reflect"}),
     "Scatter-9": Case("Scatter", 10, {"x": X, "u": data(1, 2)}, {"axis": 1}, {"i": np.array([[2, 0]])},
@@ -191,7 +196,8 @@ CASES = {
         "BatchNormalization", 9, {"x": IMAGE}, {"momentum": 0.5}, PARAMETERS,
         outputs={"y": (F32, None), "rm": (F32, None), "rv": (F32, None)},
         expected=lambda x: (bn(x, PARAMETERS["s"], PARAMETERS["b"], x.mean((0, 2, 3)), x.var((0, 2, 3))),
-                            0.5 * (PARAMETERS["m"] + x.mean((0, 2, 3))), 0.5 * (PARAMETERS["v"] + x.var((0, 2, 3))))),
+                            0.5 * (PARAMETERS["m"] + x.mean((0, 2, 3))),
+                            0.5 * (PARAMETERS["v"] + x.var((0, 2, 3))))),
     "RoiAlign-10": Case("RoiAlign", 10, {"x": IMAGE}, {"output_height": 2, "output_width": 3}, ROIS),
     "DFT-17": Case("DFT", 17, {"x": data(1, 8, 3, 1)}, {"axis": 2, "onesided": 1}),
     "DFT-17 default axis": Case("DFT", 17, {"x": data(1, 8, 3, 1)}),
@@ -319,14 +325,18 @@ def test_rules_in_sequence_with_unknown_shapes_between() -> None:
         (one("BatchNormalization", {"x": (F32, [1, 4, 3])}, PLANE, spatial=0, opset=7,
              outputs=["y", "a", "b2", "c", "d"]),
          "(BatchNormalization): the form before opset 9 cannot be upgraded: training with spatial = 0"),
-        (one("BatchNormalization", {"x": (F32, [1, 4, 3])}, PARAMETERS, opset=9, outputs=["y", "a", "b2", "c", "d"]),
-         "(BatchNormalization): the form before opset 14 cannot be upgraded: saved_mean or saved_var is read"),
+        (one("BatchNormalization", {"x": (F32, [1, 4, 3])}, PARAMETERS, opset=9,
+             outputs=["y", "a", "b2", "c", "d"]),
+         "(BatchNormalization): the form before opset 14 cannot be upgraded: "
+         "saved_mean or saved_var is read"),
         (one("Resize", {"x": (F32, [4, 4])}, {"s": np.array([2, 0.5], np.float32)}, opset=10),
          "(Resize): the form before opset 11 cannot be upgraded: nearest both enlarges and shrinks"),
-        (one("Resize", {"x": (F32, [4])}, {"r": np.zeros(0, np.float32), "s": np.array([2], np.float32)}, opset=11,
-             coordinate_transformation_mode="tf_half_pixel_for_nn", nearest_mode="ceil"),
-         "(Resize): the form before opset 13 cannot be upgraded: tf_half_pixel_for_nn with nearest_mode ceil"),
-        (one("GroupNormalization", {"x": (F32, [1, "C", 3]), "s": (F32, [2]), "b": (F32, [2])}, num_groups=2, opset=18),
+        (one("Resize", {"x": (F32, [4])}, {"r": np.zeros(0, np.float32), "s": np.array([2], np.float32)},
+             opset=11, coordinate_transformation_mode="tf_half_pixel_for_nn", nearest_mode="ceil"),
+         "(Resize): the form before opset 13 cannot be upgraded: "
+         "tf_half_pixel_for_nn with nearest_mode ceil"),
+        (one("GroupNormalization", {"x": (F32, [1, "C", 3]), "s": (F32, [2]), "b": (F32, [2])},
+             num_groups=2, opset=18),
          "(GroupNormalization): the form before opset 21 cannot be upgraded: C channels in 2 groups"),
     ],
 )  # fmt: skip
@@ -366,7 +376,8 @@ def test_no_operator_changed_unseen() -> None:
     """Every change of an operator's arguments up to the canonical opset has a rule, or stands here
     with the reason why it needs none."""
     defaults_keep_the_meaning = {
-        "ArgMax-12", "ArgMin-12", "AveragePool-7", "AveragePool-10", "AveragePool-19", "Cast-19", "CastLike-19",
+        "ArgMax-12", "ArgMin-12", "AveragePool-7", "AveragePool-10", "AveragePool-19", "Cast-19",
+        "CastLike-19",
         "DepthToSpace-11", "DequantizeLinear-13", "DequantizeLinear-21", "GRU-14", "GatherND-12",
         "LSTM-14", "LpPool-18", "MaxPool-8", "MaxPool-10", "Pad-18", "QuantizeLinear-13",
         "QuantizeLinear-19", "QuantizeLinear-21", "RNN-14", "Reshape-14", "Resize-18", "ScatterElements-16",
@@ -380,7 +391,7 @@ def test_no_operator_changed_unseen() -> None:
     changed = set()
     for op, schemas in history.items():
         schemas.sort(key=lambda schema: schema.since_version)
-        for before, after in zip(schemas, schemas[1:]):
+        for before, after in pairwise(schemas):
             if arguments(before) != arguments(after) or after.deprecated:
                 changed.add(f"{op}-{after.since_version}")
     ruled = {f"{op}-{version}" for op, version in RULES}

@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import cuvil
-from cuvil import stages
+from cuvil import artefacts, stages
 from cuvil.errors import CuvilError
 from cuvil.report import samples, verify
 from cuvil.report.foreign import ForeignRunner
@@ -73,7 +73,7 @@ def build(model: Path, name: str, io_format: str = "nchw", **options: object) ->
     folder = model.parent / name
     session = cuvil.compile(model, output=folder, io_format=io_format, **options)  # type: ignore[arg-type]
     assert session.target is not None
-    return Subject(stages.layout(folder, "net", session.target), session.target, model, None, io_format)
+    return Subject(artefacts.layout(folder, "net", session.target), session.target, model, None, io_format)
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +179,7 @@ class TestForeignRunner:
     @pytest.mark.slow  # zig builds the C library of the target at the first link, up to a minute
     def test_under_qemu(self, model: Path, data: Path, tmp_path: Path) -> None:
         target = schema.load("raspberry-pi-4")
-        out = stages.layout(tmp_path, "net", target)
+        out = artefacts.layout(tmp_path, "net", target)
         stages.run_all(model, out, target)
         found = verify.verify(Subject(out, target, model, data))
         assert found.notes == ("run under qemu: the latency cannot be measured here",)

@@ -28,6 +28,7 @@ BOARD = """\
 # A comment.
 extends: host
 description: the board of the tests
+toolchain: {compiler: COMPILER}
 quantization:
   mode: none
 """
@@ -122,7 +123,8 @@ def fresh_tree(folder: Path, package: Path) -> Tree:
             shutil.copy(source, folder / name)
     tree = Tree(folder, package)
     (folder / "cuvil.yaml").write_text(PROJECT, encoding="utf-8")
-    tree.board.write_text(BOARD, encoding="utf-8")
+    compiler = "gcc" if shutil.which("gcc") else "zig"  # named, so that no run has to try which one works
+    tree.board.write_text(BOARD.replace("COMPILER", compiler), encoding="utf-8")
     save(tiny_model(0), tree.model)
     save(tiny_model(1), folder / "models" / "other.onnx")
     samples = np.random.default_rng(2).standard_normal((6, 3, 8, 8)).astype(np.float32)

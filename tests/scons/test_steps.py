@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from cuvil import digest, stages
+from cuvil import artefacts, digest, stages
 from cuvil.errors import CuvilError
 from cuvil.scons import signatures, stage_command
 from cuvil.scons.external_data import data_files
@@ -22,7 +22,7 @@ from cuvil.target import schema
 
 def test_steps_of_a_board_with_three_devices() -> None:
     target = configured(schema.load("rk3588"), "none", None)
-    out = stages.layout(Path("out"), "net", target)
+    out = artefacts.layout(Path("out"), "net", target)
     listed = steps(out, target, Model(name="net", path="m.onnx", calibration="c.npz", shapes={"x": (1, "T")}))
     assert [s.title for s in listed] == [
         "IMPORT   net [rk3588]",
@@ -48,7 +48,7 @@ def test_calibration_data_are_read_in_int8_only() -> None:
     found = {}
     for mode in ("none", "int8"):
         target = configured(schema.load("raspberry-pi-4"), mode, None)
-        out = stages.layout(Path("out"), "net", target)
+        out = artefacts.layout(Path("out"), "net", target)
         found[mode] = next(s for s in steps(out, target, model) if s.stage == "quantize")
     assert found["none"].inputs == (Path("out/partition/cpu0.onnx"),)
     assert found["int8"].inputs == (Path("out/graph.onnx"), Path("out/partition/cpu0.onnx"), Path("c.npz"))

@@ -1,0 +1,162 @@
+"""Generated code of small networks under gcc's sanitizers, on ordinary and on strange inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from codegen.sandbox import ADDRESS, THREAD, Array, Case, Program, isa, relative_error, schedule_of
+from zoo import builders as b
+from zoo.net import Net
+
+Source = Callable[[], onnx.ModelProto]
+
+NETS: dict[str, tuple[Source, dict[str, int]]] = {
+    "resnet18": (partial(b.resnet18, image=33, width=8, classes=5), {"N": 2}),
+    "mobilenet_v2": (partial(b.mobilenet_v2, image=32, width=0.25, classes=5), {"N": 1}),
+    "unet": (partial(b.unet, image=16, width=8), {"N": 2}),
+    "ds_cnn": (partial(b.ds_cnn, frames=21, width=24), {"N": 3}),
+    "mlp": (partial(b.mlp, sizes=(20, 33, 5)), {"N": 3}),
+    "lstm_bidirectional": (
+        partial(b.lstm, size=9, hidden=20, bidirectional=True, sequence_lens=True), {"N": 3, "T": 5},
+    ),
+    "gru": (partial(b.gru, size=16, hidden=16), {"N": 1, "T": 4}),
+    "bert_encoder_layer": (
+        partial(b.bert_encoder_layer, hidden=48, heads=3, ffn=72), {"batch": 2, "sequence": 7},
+    ),
+    "decoder_step": (
+        partial(b.decoder_step, hidden=32, heads=2, ffn=40, vocabulary=64), {"batch": 2, "past": 3},
+    ),
+}  # fmt: skip
+"""Small variants of the zoo's networks, and the symbolic sizes they run at."""
+
+def feeds_of(model: onnx.ModelProto, sizes: dict[str, int], seed: int = 0) -> dict[str, Array]:
+    """Normal numbers for floats; small ones within the network's bounds for integers."""
+    rng = np.random.default_rng([seed, 11])
+    feeds: dict[str, Array] = {}
+    for value in model.graph.input:
+        kind = value.type.tensor_type
+        shape = [sizes[d.dim_param] if d.dim_param else d.dim_value for d in kind.shape.dim]
+        if kind.elem_type == onnx.TensorProto.FLOAT:
+            feeds[value.name] = rng.standard_normal(shape).astype(np.float32)
+        else:
+            dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
+            low, high = (1, sizes["T"]) if value.name == "lens" else (0, 1)
+            feeds[value.name] = rng.integers(low, high + 1, shape).astype(dtype)
+    return feeds
+
+
+def reference(model: onnx.ModelProto, feeds: dict[str, Array]) -> list[Array]:
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    outputs: list[Array] = session.run(None, feeds)
+    return outputs
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> tuple[Program, list[tuple[onnx.ModelProto, Case]]]:
+    """All networks for this machine, with address and undefined-behaviour sanitizers."""
+    chosen = isa("host")
+    made = []
+    for name, (source, sizes) in NETS.items():
+        model = source()
+        made.append((model, Case(name, schedule_of(model, chosen), feeds_of(model, sizes))))
+    folder = tmp_path_factory.mktemp("sanitized")
+    return Program([case for _, case in made], folder, chosen, ADDRESS), made
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_networks_are_clean(
+    name: str, program: tuple[Program, list[tuple[onnx.ModelProto, Case]]]
+) -> None:
+    number = list(NETS).index(name)
+    built, made = program
+    model, case = made[number]
+    for got, wanted in zip(built.run(number), reference(model, dict(case.feeds))):
+        assert relative_error(got, wanted) <= 1e-5
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_strange_numbers_are_survived(
+    name: str, program: tuple[Program, list[tuple[onnx.ModelProto, Case]]]
+) -> None:
+    """NaN, infinities, denormals and the largest numbers give some answer, without a fault."""
+    number = list(NETS).index(name)
+    built, made = program
+    case = made[number][1]
+    rng = np.random.default_rng(3)
+    strange = np.array([np.nan, np.inf, -np.inf, 1e-42, -1e-45, 3.4e38, -3.4e38, 0.0, -0.0, 1.0], np.float32)
+    ordinary = case.feeds
+    case.feeds = {
+        k: rng.choice(strange, a.shape) if a.dtype == np.float32 else a for k, a in ordinary.items()
+    }
+    try:
+        built.run(number)
+    finally:
+        case.feeds = ordinary
+
+
+def test_recurrences_of_every_length(program: tuple[Program, list[tuple[onnx.ModelProto, Case]]], tmp_path: Path) -> None:
+    """Sizes at their edges: no batch, no step, an empty cache, one token."""
+    chosen = isa("host")
+    cases, models = [], []
+    for name, sizes in [
+        ("lstm_bidirectional", {"N": 1, "T": 1}), ("gru", {"N": 7, "T": 1}), ("mlp", {"N": 1}), ("mlp", {"N": 70}),
+        ("bert_encoder_layer", {"batch": 1, "sequence": 1}), ("bert_encoder_layer", {"batch": 1, "sequence": 33}),
+        ("decoder_step", {"batch": 1, "past": 0}), ("decoder_step", {"batch": 3, "past": 31}),
+        ("unet", {"N": 1}), ("mlp", {"N": 0}),
+    ]:  # fmt: skip
+        model = NETS[name][0]()
+        models.append(model)
+        cases.append(Case(f"{name} {sizes}", schedule_of(model, chosen), feeds_of(model, sizes)))
+    built = Program(cases, tmp_path, chosen, ADDRESS)
+    for number, (case, model) in enumerate(zip(cases, models)):
+        got = built.run(number)
+        if not any(size == 0 for size in case.sizes.values() if "past" not in case.sizes):
+            for a, wanted in zip(got, reference(model, dict(case.feeds))):
+                assert relative_error(a, wanted) <= 1e-5, case.name
+
+
+@pytest.mark.parametrize("name", ["plain", "x86-64", "x86-64-v3", "x86-64-v4", "x86-64-v4-vnni"])
+def test_every_instruction_set_agrees(name: str, tmp_path: Path) -> None:
+    """The same networks in every width of vectors, and with no tuned kernel at all."""
+    chosen = isa(name)
+    nets = ["unet", "ds_cnn", "bert_encoder_layer", "lstm_bidirectional"]
+    cases, models = [], []
+    for net in nets:
+        source, sizes = NETS[net]
+        models.append(source())
+        cases.append(Case(net, schedule_of(models[-1], chosen), feeds_of(models[-1], sizes)))
+    built = Program(cases, tmp_path, chosen, sanitize=())
+    for number, (case, model) in enumerate(zip(cases, models)):
+        for got, wanted in zip(built.run(number), reference(model, dict(case.feeds))):
+            assert relative_error(got, wanted) <= 1e-5, case.name
+
+
+def wide(net: Net) -> str:
+    """Layers with enough points and work for threads to share."""
+    x = net.input("x", [1, 16, 40, 40])
+    x = net.op("Relu", net.conv(x, 16, 48, 3))
+    x = net.op("Softmax", net.conv(x, 48, 24, 3, groups=24), axis=1)
+    return net.op("GlobalAveragePool", net.op("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2]))
+
+
+def test_threads_race_for_nothing(tmp_path: Path) -> None:
+    """The thread sanitizer watches three threads, and their answer is that of one to the last bit."""
+    net = Net("wide", 1)
+    net.output(wide(net), "y", [1, 24, 1, 1])
+    model = net.model()
+    chosen = isa("host")
+    feeds = feeds_of(model, {})
+    results = []
+    for threads, sanitize in ((1, ()), (3, THREAD)):
+        case = Case("wide", schedule_of(model, chosen), feeds)
+        built = Program([case], tmp_path / str(threads), chosen, sanitize, threads)
+        assert ("cv_parallel(" in built.source) == (threads > 1)
+        results += [built.run(0) for _ in range(threads)]
+    assert len({r[0].tobytes() for r in results}) == 1
+    assert relative_error(results[0][0], reference(model, feeds)[0]) <= 1e-5
