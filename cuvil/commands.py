@@ -97,8 +97,11 @@ def opened(job: Job) -> Iterator[Work]:
 
     target = configured(load(job.target, profile_folders()), job.quantization, job.threads)
     shapes, notes = _bind_batch(job)
-    if job.calibration and not any(target.mode(d.name) == "int8" for d in target.devices):
+    integer = any(target.mode(d.name) == "int8" for d in target.devices if d.kind == "cpu")
+    if job.calibration and not integer:
         notes.append("the calibration data are not used: no device computes in int8")
+    elif integer and not job.calibration:
+        notes.append("no calibration data: ranges are found at run time; --calibration makes int8 faster")
     if job.keep:
         with fsio.build_lock(job.keep):
             yield Work(job, artefacts.layout(job.keep, job.model.stem, target), target, shapes, tuple(notes))

@@ -89,7 +89,9 @@ def largest_error(got: list[Array], wanted: list[Array]) -> float:
     for g, w in zip(got, wanted):
         if w.size:
             difference = np.abs(g.astype(np.float64) - w).max()
-            worst = max(worst, float(difference / max(np.abs(w).max(), 1e-30)) if difference == difference else np.inf)
+            worst = max(
+                worst, float(difference / max(np.abs(w).max(), 1e-30)) if difference == difference else np.inf
+            )
     return worst
 
 
@@ -106,7 +108,9 @@ def compare(
         got = session.run(None, {k: v for k, v in feed.items() if k in names})
         errors.append(largest_error(got, oracle(feed)))
     record("error", max(errors))
-    print(f"{entry.name}: largest errors {', '.join(f'{e:.1e}' for e in errors)} of {entry.tolerance:.0e} allowed")
+    print(
+        f"{entry.name}: largest errors {', '.join(f'{e:.1e}' for e in errors)} of {entry.tolerance:.0e} allowed"
+    )
     assert max(errors) <= entry.tolerance
 
 

@@ -320,6 +320,15 @@ def test_calibration_that_is_not_used(capsys: pytest.CaptureFixture[str]) -> Non
     assert note in capsys.readouterr().err
 
 
+def test_int8_without_calibration(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The command as the article has it: no data, and still integer arithmetic."""
+    argv = ["compile", "--model", DIGITS, "--target", GENERIC, "--output", str(tmp_path / "libinfer.so")]
+    assert run(*argv, "--enable-quantization", "int8", "--io-format", "nhwc", "--keep", str(tmp_path)) == 0
+    note = "note: no calibration data: ranges are found at run time; --calibration makes int8 faster\n"
+    assert note in capsys.readouterr().err
+    assert "int32_t *restrict acc" in (tmp_path / "codegen" / "digits_cpu0.c").read_text()
+
+
 def test_partition(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("partition", "--model", DIGITS, "--target", "jetson-nano", "--json") == 0
     result = json.loads(capsys.readouterr().out)

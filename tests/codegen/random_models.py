@@ -98,7 +98,12 @@ class RandomModel:
 
     def _input(self) -> str:
         batch: Dim = "N" if self._chance(0.5) else self._int(1, 3)
-        image: list[Dim] = [batch, self._pick([1, 3, 4, 8, 10, 16, 17, 24, 32, 33]), self._int(1, 13), self._int(1, 13)]
+        image: list[Dim] = [
+            batch,
+            self._pick([1, 3, 4, 8, 10, 16, 17, 24, 32, 33]),
+            self._int(1, 13),
+            self._int(1, 13),
+        ]
         length: Dim = "S" if self._chance(0.6) else self._pick([1, 2, 5, 8, 17])
         kinds: list[list[Dim]] = [
             image, image, image,
@@ -130,7 +135,9 @@ class RandomModel:
 
     def _ops(self, kind: str, inputs: Sequence[str], *shapes: Sequence[Dim], **attributes: Any) -> list[str]:
         names = [f"t{len(self.shapes)}_{k}" for k in range(len(shapes))]
-        self._nodes.append(helper.make_node(kind, inputs, names, name=f"{kind}_{len(self._nodes)}", **attributes))
+        self._nodes.append(
+            helper.make_node(kind, inputs, names, name=f"{kind}_{len(self._nodes)}", **attributes)
+        )
         self.shapes.update((n, list(s)) for n, s in zip(names, shapes))
         return names
 
@@ -167,7 +174,22 @@ class RandomModel:
 
     def unary(self, x: str) -> str:
         kind = self._pick(
-            ["Relu", "Sigmoid", "Tanh", "Abs", "Neg", "LeakyRelu", "Erf", "HardSwish", "Softplus", "Clip", "Exp", "Sqrt", "Identity", "Sin"]
+            [
+                "Relu",
+                "Sigmoid",
+                "Tanh",
+                "Abs",
+                "Neg",
+                "LeakyRelu",
+                "Erf",
+                "HardSwish",
+                "Softplus",
+                "Clip",
+                "Exp",
+                "Sqrt",
+                "Identity",
+                "Sin",
+            ]
         )
         if kind == "Clip":
             return self._like("Clip", x, self._f32(-0.5), self._f32(2))
@@ -224,7 +246,11 @@ class RandomModel:
             return self._op("Squeeze", [x, self._i64(axis)], s[:axis] + s[axis + 1 :])
         pairs = [i for i in range(len(s) - 1) if isinstance(s[i], int) and isinstance(s[i + 1], int)]
         splits = [
-            (i, f) for i, d in enumerate(s) if isinstance(d, int) for f in (2, 3, 4, 8) if d % f == 0 and d > f
+            (i, f)
+            for i, d in enumerate(s)
+            if isinstance(d, int)
+            for f in (2, 3, 4, 8)
+            if d % f == 0 and d > f
         ]
         if kind == "merge" and pairs:
             i = self._pick(pairs)
@@ -318,7 +344,9 @@ class RandomModel:
             last = s[-1]
             if isinstance(last, str) or last < 3:
                 raise _NoFit
-            return self._like("LayerNormalization", x, self._normal(last), self._normal(last), axis=-1, epsilon=0.01)
+            return self._like(
+                "LayerNormalization", x, self._normal(last), self._normal(last), axis=-1, epsilon=0.01
+            )
         if len(s) < 3 or isinstance(s[1], str):
             raise _NoFit
         scale, bias, mean = (self._normal(s[1]) for _ in range(3))
@@ -361,7 +389,9 @@ class RandomModel:
             return self._like("CumSum", x, self._constant(np.int64(self._int(0, len(s) - 1))), **flags)
         if kind == "Cast":
             wide = self._like("Cast", x, to=TensorProto.DOUBLE)
-            return self._like("Cast", self._like("Mul", wide, self._constant(np.float64(1.25))), to=TensorProto.FLOAT)
+            return self._like(
+                "Cast", self._like("Mul", wide, self._constant(np.float64(1.25))), to=TensorProto.FLOAT
+            )
         known, axis = self._known_shape(x), self._int(0, len(s) - 1)
         if kind == "Expand":
             if len(s) == 5:
@@ -403,7 +433,11 @@ class RandomModel:
         channels = self._size(s[1])
         window, spatial = self._window(x, dilated=True)
         groups = self._pick([1, 1, 1, channels, *(k for k in (2, 4) if channels % k == 0)])
-        made = groups * self._pick([1, 1, 2, 4, 8]) if groups > 1 else self._pick([1, 2, 5, 8, 10, 16, 17, 24, 32, 48])
+        made = (
+            groups * self._pick([1, 1, 2, 4, 8])
+            if groups > 1
+            else self._pick([1, 2, 5, 8, 10, 16, 17, 24, 32, 48])
+        )
         if made > 96:
             raise _NoFit
         taps = channels // groups * math.prod(window["kernel_shape"])

@@ -156,24 +156,6 @@ int main(int count, char **arguments) {
 """
 
 
-def _main(cases: Sequence[Case]) -> str:
-    lines = [_MAIN]
-    for i, case in enumerate(cases):
-        s, sizes = case.schedule, case.sizes
-        lines.append(f"    case {i}: {{\n        void *w = workspace({workspace_bytes(s, sizes)});")
-        for j, v in enumerate(s.program.inputs):
-            lines.append(f"        void *i{j} = input({case.bytes(v)});")
-        for j, v in enumerate(s.program.outputs):
-            lines.append(f"        void *o{j} = output({case.bytes(v)});")
-        ins, outs = range(len(s.program.inputs)), range(len(s.program.outputs))
-        arguments = ["w", *(str(sizes[n]) for n in s.program.symbols), *(f"i{j}" for j in ins)]
-        lines.append(f"        case{i}({', '.join([*arguments, *(f'o{j}' for j in outs)])});")
-        lines += [f"        fwrite(o{j}, 1, {case.bytes(v)}, stdout);" for j, v in enumerate(s.program.outputs)]
-        frees = ["w", *(f"i{j}" for j in ins), *(f"o{j}" for j in outs)]
-        lines.append("        " + " ".join(f"free({p});" for p in frees) + "\n        break;\n    }")
-    return "\n".join([*lines, "    }\n    return 0;\n}\n"])
-
-
 class Program:
     """The executable of several cases.
 
@@ -197,10 +179,12 @@ class Program:
     ) -> None:
         self.cases = list(cases)
         folder.mkdir(parents=True, exist_ok=True)
-        parts = [Part(case.schedule, f"case{i}") for i, case in enumerate(self.cases)]
+        schedules = {id(case.schedule): case.schedule for case in self.cases}
+        self.functions = {key: f"function{i}" for i, key in enumerate(schedules)}
+        parts = [Part(s, self.functions[key]) for key, s in schedules.items()]
         code = render(parts, "cases", threads)
         self.source = code.source
-        (folder / "cases.c").write_text(code.source + _main(self.cases), encoding="utf-8")
+        (folder / "cases.c").write_text(code.source + self._main(), encoding="utf-8")
         tools = compiler(chosen, sanitize)
         options = options or Options(opt_level="1", sanitize=sanitize)
         objects = [folder / "cases.o"]
@@ -212,6 +196,25 @@ class Program:
             tools.compile(folder / "weights.S", objects[1], options)
         self.executable = folder / "cases"
         tools.link_executable(objects, self.executable, libs=("m", "pthread"), options=options)
+
+    def _main(self) -> str:
+        lines = [_MAIN]
+        for i, case in enumerate(self.cases):
+            s, sizes = case.schedule, case.sizes
+            lines.append(f"    case {i}: {{\n        void *w = workspace({workspace_bytes(s, sizes)});")
+            for j, v in enumerate(s.program.inputs):
+                lines.append(f"        void *i{j} = input({case.bytes(v)});")
+            for j, v in enumerate(s.program.outputs):
+                lines.append(f"        void *o{j} = output({case.bytes(v)});")
+            ins, outs = range(len(s.program.inputs)), range(len(s.program.outputs))
+            arguments = ["w", *(str(sizes[n]) for n in s.program.symbols), *(f"i{j}" for j in ins)]
+            called = self.functions[id(s)]
+            lines.append(f"        {called}({', '.join([*arguments, *(f'o{j}' for j in outs)])});")
+            for j, v in enumerate(s.program.outputs):
+                lines.append(f"        fwrite(o{j}, 1, {case.bytes(v)}, stdout);")
+            frees = ["w", *(f"i{j}" for j in ins), *(f"o{j}" for j in outs)]
+            lines.append("        " + " ".join(f"free({p});" for p in frees) + "\n        break;\n    }")
+        return "\n".join([*lines, "    }\n    return 0;\n}\n"])
 
     def run(self, number: int) -> list[Array]:
         """The outputs of a case; fails with the sanitizer's report where the program ends badly."""

@@ -41,7 +41,9 @@ def test_comments_stay_comments(text: str) -> None:
     assert clean.isascii() and "\n" not in clean and "\\" not in clean and len(clean) <= 120
 
 
-@pytest.mark.parametrize("text", ["../../x", "/etc/passwd", "..", "a/b", "", "\U0001f600", "C:\\x", "x" * 300, "int"])
+@pytest.mark.parametrize(
+    "text", ["../../x", "/etc/passwd", "..", "a/b", "", "\U0001f600", "C:\\x", "x" * 300, "int"]
+)
 def test_model_names_hold_no_path(text: str) -> None:
     assert re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,60}", model_name(text))
 
@@ -83,7 +85,10 @@ def test_nasty_names_compile_run_and_leave_no_trace(tmp_path: Path) -> None:
             assert re.search(r"\bevil\s*\(|define evil", code) is None
             assert "\\\n" not in code
     exported = {
-        s.name for image in symbols.read(session.library) for s in image.symbols if s.defined and s.binding == "global"
+        s.name
+        for image in symbols.read(session.library)
+        for s in image.symbols
+        if s.defined and s.binding == "global"
     }
     assert exported == {f"evil_1_{end}" for end in ("run", "workspace_bytes", "output_shapes")} | {"infer"}
 

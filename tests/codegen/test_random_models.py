@@ -28,7 +28,13 @@ def reference(random: RandomModel) -> list[np.ndarray]:
 
 @pytest.mark.parametrize(
     ("name", "first", "steps"),
-    [("plain", 0, 10), ("host", 100, 10), ("x86-64", 200, 14), ("x86-64-v3", 300, 14), ("x86-64-v4-vnni", 400, 18)],
+    [
+        ("plain", 0, 10),
+        ("host", 100, 10),
+        ("x86-64", 200, 14),
+        ("x86-64-v3", 300, 14),
+        ("x86-64-v4-vnni", 400, 18),
+    ],
 )
 def test_random_models(name: str, first: int, steps: int, tmp_path: Path) -> None:
     chosen = isa(name)

@@ -68,7 +68,7 @@ def test_what_a_stage_uses_is_found_in_its_code() -> None:
             ("device_code(", "cuvil.codegen.program"),
             ("device_code(", "cuvil.schedule.plan"),
             ("abi.", "cuvil.codegen.abi"),
-            ("compiler(", "cuvil.toolchain.compilers"),
+            ("compiler(", "cuvil.toolchain.profile"),
         ):
             assert word not in text or module in signatures.roots(stage), (stage, module)
     assert set(signatures.STAGE_FUNCTIONS) == set(stage_command.STAGES)
