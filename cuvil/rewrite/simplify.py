@@ -132,29 +132,28 @@ RULES = (
 
 def channels_last(graph: Graph) -> None:
     """Give every input and output of rank 4 in NHWC order, by transposes at the edges."""
-    for position, name in enumerate(graph.inputs):
-        kind = graph.types[name]
-        if kind.shape is None or len(kind.shape) != 4:
-            continue
-        n, c, h, w = kind.shape
-        inner = f"{name}.nchw"
-        graph.types[inner] = kind
-        for node in graph.nodes:
-            node.inputs = [inner if i == name else i for i in node.inputs]
-        graph.outputs = [inner if o == name else o for o in graph.outputs]
-        graph.types[name] = TensorType(kind.dtype, (n, h, w, c))
-        graph.nodes.insert(0, Node("Transpose", [name], [inner], {"perm": [0, 3, 1, 2]}, f"{name}.to_nchw"))
-        assert graph.inputs[position] == name
-    for position, name in enumerate(graph.outputs):
-        kind = graph.types[name]
-        if kind.shape is None or len(kind.shape) != 4:
-            continue
-        n, c, h, w = kind.shape
-        inner = f"{name}.nchw"
-        graph.types[inner] = kind
-        for node in graph.nodes:
-            node.inputs = [inner if i == name else i for i in node.inputs]
-            node.outputs = [inner if o == name else o for o in node.outputs]
-        graph.types[name] = TensorType(kind.dtype, (n, h, w, c))
-        graph.nodes.append(Node("Transpose", [inner], [name], {"perm": [0, 2, 3, 1]}, f"{name}.to_nhwc"))
-        assert graph.outputs[position] == name
+    for name in graph.inputs:
+        inner = _to_nhwc(graph, name)
+        if inner:
+            graph.nodes.insert(0, Node("Transpose", [name], [inner], {"perm": [0, 3, 1, 2]}, f"{name}.to_nchw"))
+    for name in graph.outputs:
+        inner = _to_nhwc(graph, name)
+        if inner:
+            for node in graph.nodes:
+                node.outputs = [inner if o == name else o for o in node.outputs]
+            graph.nodes.append(Node("Transpose", [inner], [name], {"perm": [0, 2, 3, 1]}, f"{name}.to_nhwc"))
+
+
+def _to_nhwc(graph: Graph, name: str) -> str:
+    """Make `name` the NHWC form of a tensor and give what was called so another name, which is
+    returned; "" where the tensor is not of rank 4."""
+    kind = graph.types[name]
+    if kind.shape is None or len(kind.shape) != 4:
+        return ""
+    n, c, h, w = kind.shape
+    inner = f"{name}.nchw"
+    graph.types[inner] = kind
+    graph.types[name] = TensorType(kind.dtype, (n, h, w, c))
+    for node in graph.nodes:
+        node.inputs = [inner if i == name else i for i in node.inputs]
+    return inner
