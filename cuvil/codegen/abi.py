@@ -29,9 +29,6 @@ ERRORS = {
 INFER_ARENA_TARGET = 64 << 20
 """Bytes that `infer`'s static arena may take when sizes are symbolic; the sizes it admits follow."""
 
-MAX_SYMBOL = 1 << 24
-"""Largest symbolic size that generated code accepts."""
-
 
 @dataclass(frozen=True)
 class Interface:
@@ -247,9 +244,10 @@ class _Writer:
 
     def _run_function(self) -> str:
         lines = [f"CV_PUBLIC {self.run_prototype()} {{"]
+        limit = min((int(s["symbol_limit"]) for s in self.segments), default=0)
         for n in self.symbols:
             name = size_symbol(n)
-            lines.append(f"    if ({name} < 0 || {name} > {MAX_SYMBOL}) return CUVIL_BAD_SIZE;")
+            lines.append(f"    if ({name} < 0 || {name} > {limit}) return CUVIL_BAD_SIZE;")
         for name in self.names.values():
             lines.append(f"    if ({name} == NULL) return CUVIL_NULL;")
         sizes = ", ".join(size_symbol(n) for n in self.symbols)

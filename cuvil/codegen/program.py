@@ -15,6 +15,9 @@ from cuvil.ir.expr import Expr
 from cuvil.ir.primitives import Constant, Reduce, Value, elements, static
 from cuvil.schedule.plan import Schedule
 
+MAX_SYMBOL = 1 << 24
+"""Largest symbolic size that generated code accepts."""
+
 
 @dataclass(frozen=True)
 class Part:
@@ -140,6 +143,20 @@ def _run(
     return "\n".join([*lines, "}"]) + "\n"
 
 
+def symbol_limit(s: Schedule) -> int:
+    """The largest power of two, at most `MAX_SYMBOL`, that all symbolic sizes may have at once before
+    some number of bytes leaves an int64."""
+    tensors = [*s.program.inputs, *s.program.outputs]
+    sizes = [s.arena_bytes, *(elements(v.shape) * E.numpy_dtype(v.dtype).itemsize for v in tensors)]
+    limit = MAX_SYMBOL
+    while limit > 1:
+        largest = {E.sym(name): E.var(limit + 1) for name in s.program.symbols}
+        if all(E.upper_bound(E.substitute(n, largest)) < 1 << 62 for n in sizes):
+            break
+        limit //= 2
+    return limit
+
+
 def size_text(renderer: CRenderer, e: Expr) -> str:
     """A size expression over the symbols, as C."""
     renderer.scope.variables.clear()
@@ -167,6 +184,7 @@ def _plan(part: Part, renderer: CRenderer, functions: Sequence[Function]) -> dic
         "symbol": part.symbol,
         "prototype": prototype(s, part.symbol),
         "symbols": list(s.program.symbols),
+        "symbol_limit": symbol_limit(s),
         "inputs": [tensor(v) for v in s.program.inputs],
         "outputs": [tensor(v) for v in s.program.outputs],
         "workspace": number(s.arena_bytes),

@@ -135,7 +135,8 @@ def channels_last(graph: Graph) -> None:
     for name in graph.inputs:
         inner = _to_nhwc(graph, name)
         if inner:
-            graph.nodes.insert(0, Node("Transpose", [name], [inner], {"perm": [0, 3, 1, 2]}, f"{name}.to_nchw"))
+            to_nchw = Node("Transpose", [name], [inner], {"perm": [0, 3, 1, 2]}, f"{name}.to_nchw")
+            graph.nodes.insert(0, to_nchw)
     for name in graph.outputs:
         inner = _to_nhwc(graph, name)
         if inner:
