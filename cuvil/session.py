@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import shutil
 import tempfile
 import threading
 import time
@@ -54,7 +55,7 @@ class Session:
         self._inputs, self._outputs = info["inputs"], info["outputs"]
         self._keep: object = None
         self.target: Target | None = None
-        handle = ctypes.CDLL(str(library))
+        handle = _load(library)
         self._run = getattr(handle, f"{self.model}_run")
         self._bytes = getattr(handle, f"{self.model}_workspace_bytes")
         self._bytes.restype = ctypes.c_size_t
@@ -154,6 +155,15 @@ class Session:
         if not fits:
             raise CuvilError(f"has shape {list(array.shape)}, {t['shape']} is expected", f"input '{name}'")
         return np.ascontiguousarray(array)
+
+
+def _load(library: Path) -> ctypes.CDLL:
+    """The library, from a copy of its own: the dynamic loader would give what it loaded from that path
+    before, although the file is a new one."""
+    with tempfile.TemporaryDirectory(prefix="cuvil-") as folder:
+        copy = Path(folder) / library.name
+        shutil.copyfile(library, copy)
+        return ctypes.CDLL(str(copy))
 
 
 def _argument(t: Mapping[str, Any]) -> NodeArg:

@@ -128,7 +128,7 @@ def run_interface(out: Layout, target: Mapping[str, Any]) -> None:
     devices = [s["device"] for s in placed["segments"]]
     several = len({*devices}) > 1
     affinity = [target["devices"][d].get("cpus", []) if several else [] for d in devices]
-    made = abi.render(out.model, ordered, placed["inputs"], placed["outputs"], affinity)
+    made = abi.render(out.model, ordered, placed["inputs"], placed["outputs"], placed["tensors"], affinity)
     metadata = made.metadata | {"libm": any(p["libm"] for p in plans.values())}
     fsio.write_text(out.interface["c"], made.source)
     fsio.write_text(out.interface["h"], made.header)

@@ -14,6 +14,7 @@ from typing import Any
 from cuvil import __version__, limits
 from cuvil.codegen.c import PRELUDE, c_type
 from cuvil.codegen.names import Namer, comment, size_symbol
+from cuvil.codegen.program import MAX_SYMBOL
 from cuvil.errors import CuvilError
 from cuvil.ir.expr import numpy_dtype
 
@@ -50,6 +51,7 @@ def render(
     segments: Sequence[Mapping[str, Any]],
     inputs: Sequence[str],
     outputs: Sequence[str],
+    declared: Mapping[str, Mapping[str, Any]],
     affinity: Sequence[Sequence[int]] = (),
 ) -> Interface:
     """The interface of `model`.
@@ -58,6 +60,7 @@ def render(
         model: its identifier.
         segments: the segments' plans (`program.render`) in order of execution.
         inputs, outputs: names of the model's tensors, in order.
+        declared: their types and shapes in the model, for those inputs that no segment reads.
         affinity: per segment, the CPUs that it runs on; empty for any.
 
     Raises:
@@ -67,7 +70,12 @@ def render(
     for segment in segments:
         for t in (*segment["inputs"], *segment["outputs"]):
             tensors.setdefault(t["name"], dict(t))
-    for name in (*inputs, *outputs):
+    for name in inputs:
+        shape = declared[name]["shape"]
+        sizes = [size_symbol(n) if isinstance(n, str) else n for n in shape]
+        unread = {"name": name, "dtype": declared[name]["dtype"], "shape": sizes, "symbolic_shape": shape}
+        tensors.setdefault(name, unread)
+    for name in outputs:
         if name not in tensors:
             raise CuvilError("no device computes it", f"tensor '{name}'")
     symbols = _symbols(tensors[n] for n in inputs)
@@ -244,7 +252,7 @@ class _Writer:
 
     def _run_function(self) -> str:
         lines = [f"CV_PUBLIC {self.run_prototype()} {{"]
-        limit = min((int(s["symbol_limit"]) for s in self.segments), default=0)
+        limit = min((int(s["symbol_limit"]) for s in self.segments), default=MAX_SYMBOL)
         for n in self.symbols:
             name = size_symbol(n)
             lines.append(f"    if ({name} < 0 || {name} > {limit}) return CUVIL_BAD_SIZE;")
@@ -260,7 +268,11 @@ class _Writer:
         ]
         place: dict[str, str] = {n: self.names[n] for n in self.inputs}
         for n in self.outputs:
-            place[n] = self.names[f">{n}"]
+            if n in self.inputs:
+                copy = f"{self.names['>' + n]}[i] = {self.names[n]}[i];"
+                lines.append(f"    for (cv_idx i = 0; i < {self.elements(n)}; i++) {copy}")
+            else:
+                place[n] = self.names[f">{n}"]
         for i, n in enumerate(self.between):
             kind = c_type(self.tensors[n]["dtype"])
             lines += [f"    {kind} *const m{i} = ({kind} *)next;", f"    next += {self.tensor_bytes(n)};"]

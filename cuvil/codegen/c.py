@@ -461,12 +461,13 @@ class CRenderer:
             return self._division(e, args)
         if op in ("min", "max"):
             return self._extreme(op, e, args)
+        if op == "shl" and e.dtype.startswith("int"):
+            wide = "uint64_t" if e.dtype == "int64" else "uint32_t"
+            return f"({c_type(e.dtype)})(({wide}){args[0]} << {args[1]})"
         if op in ("shl", "shr", "add", "sub", "mul") and e.dtype in ("int8", "int16", "uint8", "uint16"):
             return f"({c_type(e.dtype)})({args[0]} {_INFIX[op]} {args[1]})"
         if op in ("add", "sub", "mul") and e.dtype == "int32":
             return f"(int32_t)((uint32_t){args[0]} {_INFIX[op]} (uint32_t){args[1]})"
-        if op == "shl" and e.dtype in ("int32", "int64"):
-            return f"({e.dtype}_t)((u{e.dtype}_t){args[0]} << {args[1]})"
         if op in _INFIX:
             return f"({args[0]} {_INFIX[op]} {args[1]})"
         if op == "select":

@@ -144,7 +144,9 @@ class _Footprints:
         groups: list[list[float]] = []  # [stride, count], ascending
         for stride, count in sorted((c, trips[v]) for v, c in access.strides.items() if v in trips):
             last = groups[-1] if groups else None
-            if last is not None and (stride == last[0] or stride < last[0] * last[1]):
+            if last is not None and last[1] % 1:  # strips of a row, the last of them partly filled
+                last[1] *= count
+            elif last is not None and (stride == last[0] or stride < last[0] * last[1]):
                 last[1] += stride / last[0] * (count - 1)
             elif count > 1:
                 groups.append([stride, count])

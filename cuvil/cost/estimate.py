@@ -77,7 +77,7 @@ class Cost:
         latency: of one inference, one device after the other, transfers included, s.
         interval: s.
         coverage: nominal share of cases inside their interval.
-        family: class of the kernel that takes most of the time, ``network`` where none does.
+        family: of the interval, see `model.family`.
         bindings: symbolic sizes that it holds for; others count as 1.
     """
 

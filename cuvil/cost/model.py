@@ -10,7 +10,7 @@ that the efficiencies imply, and the bandwidth of the memory.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,12 @@ from cuvil.schedule.plan import Schedule
 
 LLC_BYTES_PER_CYCLE = 16
 """Nominal bandwidth of the last-level cache for one core."""
+
+NETWORK = 5
+"""Kernels of which a model consists at least to be one of many kernels for its interval."""
+
+HUBER = 1.5
+"""Deviations from which on a residual counts linearly in a fit."""
 
 _INDEX = {name: k for k, name in enumerate(NAMES)}
 
@@ -119,10 +125,14 @@ def tag_of(kernel: Kernel) -> str:
 
 
 def family(kernels: Sequence[Features], seconds: Sequence[float]) -> str:
-    """The family of a model, for its interval: the class of the kernel that takes more than half of the
-    time, or ``network`` where none does."""
-    total = sum(seconds)
-    return next((f.tag for f, t in zip(kernels, seconds) if t > total / 2), "network" if kernels else "")
+    """The family of a model, for its interval: ``network`` where it has at least `NETWORK` kernels and
+    none takes more than half of the time, else the class of kernels that takes most of it."""
+    share: dict[str, float] = {}
+    for f, t in zip(kernels, seconds):
+        share[f.tag] = share.get(f.tag, 0.0) + t
+    if len(kernels) >= NETWORK and max(seconds) <= sum(seconds) / 2:
+        return "network"
+    return max(share, key=lambda tag: (share[tag], tag), default="")
 
 
 def features(
@@ -212,84 +222,51 @@ class Measurement:
     family: str = ""
 
 
-def fit(
-    measurements: Sequence[Measurement], start: Parameters, exponents: Sequence[float] = (1, 2, 4, 8)
-) -> Parameters:
-    """Parameters that minimise the squared relative error, with `start` as a weak prior.
-
-    The smooth maximum is homogeneous of degree one, so its linearisation at the current factors is
-    exact there and linear without a constant: each step of Gauss-Newton is a least-squares problem
-    with bounds.  Factors that no measurement depends on stay as they are.  The covariance is that of
-    the logarithms, from the residuals and the prior.
-
-    Raises:
-        ValueError: no measurements.
-    """
-    if not measurements:
-        raise ValueError("nothing was measured")
-    best: Parameters | None = None
-    best_error = np.inf
-    for p in exponents:
-        found = _fit(
-            measurements, Parameters(start.factors, float(p), start.alpha, start.sigma, start.covariance)
-        )
-        error = float(np.abs(residuals(measurements, found)).mean())
-        if error < best_error:
-            best, best_error = found, error
-    assert best is not None
-    return best
-
-
 def residuals(measurements: Sequence[Measurement], parameters: Parameters) -> Floats:
     """``log(measured / predicted)`` of each measurement."""
     predicted = [times(m.nominal, parameters).sum() for m in measurements]
     return np.asarray(np.log(np.array([m.seconds for m in measurements]) / np.array(predicted)))
 
 
-def _fit(measurements: Sequence[Measurement], start: Parameters) -> Parameters:
-    prior = np.diag(1 / (start.factors * PRIOR_DEVIATION)) * start.sigma
-    seconds = np.array([m.seconds for m in measurements])
-    factors = start.factors
-    current = start
-    for _ in range(60):
-        rows = np.array([gradients(m.nominal, current).sum(axis=0) for m in measurements]) / factors
-        weight = 1 / np.sqrt(seconds * (rows @ factors))  # between relative to measured and to predicted
-        system = np.vstack([rows * weight[:, None], prior])
-        wanted = np.concatenate([seconds * weight, prior @ start.factors])
-        new = bounded_least_squares(system, wanted, start.factors * 1e-2)
-        new = np.exp((np.log(new) + np.log(factors)) / 2)
-        change = float(np.abs(np.log(new / factors)).max())
-        factors = new
-        current = Parameters(factors, start.p, start.alpha, start.sigma, start.covariance)
-        if change < 1e-4:
-            break
-    errors = residuals(measurements, current)
-    jacobian = np.array([gradients(m.nominal, current).sum(axis=0) for m in measurements])
-    jacobian /= jacobian.sum(axis=1, keepdims=True)
-    sigma = float(np.sqrt((errors**2).sum() / max(len(errors) - 1, 1)))
-    precision = jacobian.T @ jacobian / sigma**2 + np.eye(len(NAMES)) / PRIOR_DEVIATION**2
-    return Parameters(factors, start.p, start.alpha, sigma, np.linalg.inv(precision))
+def fit(
+    measurements: Sequence[Measurement], start: Parameters, exponents: Sequence[float] = (1, 2, 4, 8)
+) -> Parameters:
+    """The parameters that most likely made the measurements.
 
+    Least squares on ``log(measured / predicted)``, which is the relative error, over the logarithms of
+    the factors, which keeps them positive: Gauss-Newton, with `start` as a prior of `PRIOR_DEVIATION`
+    and residuals beyond `HUBER` deviations counting linearly.  A factor that no measurement depends on
+    stays as it is.  The exponent of the smooth maximum is the best of `exponents`.
 
-def bounded_least_squares(a: Floats, b: Floats, lower: Floats, sweeps: int = 2000) -> Floats:
-    """``x >= lower`` that minimises ``|a x - b|``, by coordinate descent.
-
-    With `lower` 0 this is non-negative least squares.  Columns of zeros give `lower`.
+    Raises:
+        ValueError: no measurements.
     """
-    scale = np.sqrt((a**2).sum(axis=0))
-    scale[scale == 0] = 1.0
-    gram = (a / scale).T @ (a / scale)
-    right = (a / scale).T @ b
-    bound = lower * scale
-    x = bound.copy()
-    for _ in range(sweeps):
-        largest = 0.0
-        for j in range(len(x)):
-            if gram[j, j] == 0:
-                continue
-            new = max(bound[j], x[j] + (right[j] - gram[j] @ x) / gram[j, j])
-            largest = max(largest, abs(new - x[j]))
-            x[j] = new
-        if largest <= 1e-12 * max(float(np.abs(x).max()), 1e-300):
+    if not measurements:
+        raise ValueError("nothing was measured")
+    fitted = [_fit(measurements, replace(start, p=float(p))) for p in exponents]
+    return min(fitted, key=lambda found: float(np.abs(residuals(measurements, found)).mean()))
+
+
+def _fit(measurements: Sequence[Measurement], start: Parameters) -> Parameters:
+    prior = np.eye(len(NAMES)) / PRIOR_DEVIATION**2
+    current, sigma = start, start.sigma
+    for _ in range(200):
+        errors, jacobian = residuals(measurements, current), log_jacobian(measurements, current)
+        weights = np.minimum(1.0, HUBER * sigma / np.maximum(np.abs(errors), 1e-12)) / sigma**2
+        precision = (jacobian.T * weights) @ jacobian + prior
+        pull = (jacobian.T * weights) @ errors - prior @ np.log(current.factors / start.factors)
+        step = np.clip(np.linalg.solve(precision, pull), -0.5, 0.5)
+        current = replace(current, factors=current.factors * np.exp(step))
+        sigma = max(float(np.sqrt((weights * sigma**2 * errors**2).mean())), 1e-3)
+        if np.abs(step).max() < 1e-6:
             break
-    return np.asarray(x / scale)
+    errors, jacobian = residuals(measurements, current), log_jacobian(measurements, current)
+    sigma = max(float(np.sqrt((errors**2).mean())), 1e-3)
+    covariance = np.asarray(np.linalg.inv(jacobian.T @ jacobian / sigma**2 + prior), np.float64)
+    return replace(current, sigma=sigma, covariance=covariance)
+
+
+def log_jacobian(measurements: Sequence[Measurement], parameters: Parameters) -> Floats:
+    """[M, F] derivatives of the logarithms of the total times by those of the factors."""
+    rows = np.array([gradients(m.nominal, parameters).sum(axis=0) for m in measurements])
+    return np.asarray(rows / rows.sum(axis=1, keepdims=True))

@@ -1,7 +1,7 @@
 """Parameters of the cost model: what they mean, their defaults, and what a profile overrides.
 
-Every parameter is a factor of a nominal time, so that the model is linear in them up to the smooth
-maximum, and all of them can be fitted by non-negative least squares.
+Every parameter is a positive factor of a nominal time, so that the model is linear in them up to the
+smooth maximum.
 """
 
 from __future__ import annotations
@@ -96,20 +96,20 @@ DEFAULT: dict[str, Any] = {
 """The parameters of a device of which nothing was measured, as a profile's ``cost`` would give them."""
 
 _SAPPHIRE_RAPIDS: dict[str, Any] = {
-    "launch": 2.09e-07, "entry": 2.26e-10, "tile": 5.32e-09, "scatter": 1.97e-10, "scalar": 0.0872,
-    "llc": 1.56, "dram": 1.31, "p": 1.0, "alpha": 0.85, "sigma": 0.331,
+    "launch": 3.25e-07, "entry": 2.81e-10, "tile": 5.79e-09, "scatter": 1.84e-10, "scalar": 0.075,
+    "llc": 1.46, "dram": 1.36, "p": 1.0, "alpha": 0.85, "sigma": 0.329,
     "eta": {
-        "border": 0.0999, "contraction": 0.392, "conv": 1.07, "conv_i8": 1.17, "copy": 0.1,
-        "gemm": 1.07, "gemm_i8": 0.932, "map": 0.246, "opaque": 0.02, "reduce": 0.227,
-        "rows": 0.286, "scan": 0.438, "tuned": 0.108,
+        "border": 0.0987, "contraction": 0.425, "conv": 1.17, "conv_i8": 1.38, "copy": 0.1,
+        "gemm": 1.23, "gemm_i8": 1.26, "map": 0.249, "opaque": 0.02, "reduce": 0.249,
+        "rows": 0.295, "scan": 0.475, "tuned": 0.112,
     },
     "deviation": {
-        "launch": 0.195, "entry": 0.612, "scatter": 0.215, "llc": 0.159, "contraction": 0.229,
-        "conv": 0.0723, "conv_i8": 0.34, "gemm": 0.101, "gemm_i8": 0.24, "map": 0.127,
-        "reduce": 0.219, "rows": 0.175, "scan": 0.168, "tuned": 0.32,
+        "launch": 0.17, "entry": 0.571, "scatter": 0.217, "llc": 0.158, "contraction": 0.25,
+        "conv": 0.0725, "conv_i8": 0.353, "gemm": 0.105, "gemm_i8": 0.263, "map": 0.133,
+        "reduce": 0.254, "rows": 0.178, "scan": 0.17, "tuned": 0.313,
     },
     "spread": {
-        "conv": 0.696, "gemm": 0.717, "map": 0.653, "network": 0.501,
+        "conv": 0.761, "gemm": 0.666, "map": 0.846, "network": 0.701,
     },
 }  # fmt: skip
 """``benchmarks/fit_cost.py`` on a virtual machine of this family, whose profile gives 2.6 GHz; an efficiency

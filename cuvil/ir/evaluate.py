@@ -86,8 +86,8 @@ def _apply(
     if op == "div":
         if E.is_float(node.dtype):
             return np.divide(args[0], args[1])
-        safe = np.where(args[1] == 0, 1, args[1])
-        return np.trunc(np.divide(args[0], safe)).astype(kind)
+        quotient = np.floor_divide(args[0], args[1])
+        return (quotient + ((quotient < 0) & (quotient * args[1] != args[0]))).astype(kind)
     if op in _BINARY:
         return _BINARY[op](*args)
     if op in _UNARY:

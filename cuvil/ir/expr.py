@@ -409,6 +409,10 @@ def floordiv(a: Operand, b: Operand) -> Expr:
     quotient, rest = _split(a, b)
     if rest.lo >= 0 and upper_bound(rest - b) < 0:
         return quotient
+    for m, k in _divisors(rest, b):
+        coarse, fine = _split(rest, m)
+        if fine.lo >= 0 and upper_bound(fine - m) < 0:
+            return quotient + floordiv(coarse, k)
     if b.is_const and b.attr > 1:
         constant, terms = linear(rest)
         common = math.gcd(b.attr, *terms.values())
@@ -432,6 +436,10 @@ def mod(a: Operand, b: Operand) -> Expr:
     _, rest = _split(a, b)
     if rest.lo >= 0 and upper_bound(rest - b) < 0:
         return rest
+    for m, k in _divisors(rest, b):
+        coarse, fine = _split(rest, m)
+        if fine.lo >= 0 and upper_bound(fine - m) < 0:
+            return mod(coarse, k) * m + fine
     if b.is_const and b.attr > 1:
         constant, terms = linear(rest)
         common = math.gcd(b.attr, constant, *terms.values())
@@ -441,6 +449,23 @@ def mod(a: Operand, b: Operand) -> Expr:
         if rest.op == "mod" and rest.args[1].is_const and rest.args[1].attr % b.attr == 0:
             return mod(rest.args[0], b)
     return _node("mod", INDEX, (rest, b))
+
+
+def _divisors(a: Expr, b: Expr) -> list[tuple[Expr, Expr]]:
+    """Pairs (m, k) with ``m * k == b`` where the terms of `a` may be whole multiples of `m` but for a
+    small rest: division by b is then division of the multiple by k."""
+    if b.is_const:
+        found = sorted({math.gcd(b.attr, c) for c in linear(a)[1].values()} - {1, b.attr}, reverse=True)
+        return [(const(m), const(b.attr // m)) for m in found if b.attr > 0]
+    constant, terms = linear(b)
+    if constant or len(terms) != 1:
+        return []
+    ((monomial, scale),) = terms.items()
+    factors = _factors(monomial)
+    pairs = [(monomial, const(scale))] if scale > 1 else []
+    for n, f in enumerate(factors if len(factors) > 1 else ()):
+        pairs.append((product((*factors[:n], *factors[n + 1 :])), f * scale))
+    return pairs
 
 
 def _split(a: Expr, b: Expr) -> tuple[Expr, Expr]:
@@ -515,13 +540,13 @@ def _fold(op: str, a: Expr, b: Expr) -> Expr | None:
         return None
     if op in ("floordiv", "mod", "div") and b.attr == 0:
         return None
+    if op == "div" and not is_float(a.dtype):
+        size = abs(a.attr) // abs(b.attr)
+        return const(size if (a.attr < 0) == (b.attr < 0) else -size, a.dtype)
     kind = numpy_dtype(a.dtype)
     with np.errstate(all="ignore"):
         left, right = kind.type(a.attr), kind.type(b.attr)
-        if op == "div":
-            result = left / right if is_float(a.dtype) else kind.type(int(a.attr / b.attr))
-        else:
-            result = _NUMPY_BINARY[op](left, right)
+        result = left / right if op == "div" else _NUMPY_BINARY[op](left, right)
     if op in ("lt", "le", "eq"):
         return const(bool(result), "bool")
     return const(result.item(), a.dtype)

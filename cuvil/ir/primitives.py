@@ -268,17 +268,31 @@ class Builder:
         self.program = program
         self.origin: tuple[str, ...] = ()
         self._names: dict[str, int] = {}
+        self._by_name: dict[str, Value] = {}
 
     def _add(self, name: str, dtype: str, shape: Sequence[Expr], definition: Definition) -> Value:
         bytes_ = math.prod(n for n in map(static, shape) if n is not None)
         if bytes_ > limits.MAX_TENSOR_ELEMENTS:
             raise ModelError(f"tensor '{name}' has {bytes_} elements, at most {limits.MAX_TENSOR_ELEMENTS}")
         count = self._names.get(name, 0)
+        while (unique := f"{name}.{count}" if count else name) in self._by_name:
+            count += 1
         self._names[name] = count + 1
-        unique = f"{name}.{count}" if count else name
         value = Value(unique, dtype, tuple(shape), definition, origin=self.origin)
+        self._by_name[unique] = value
         self.program.values.append(value)
         return value
+
+    def rename(self, value: Value, name: str) -> None:
+        """Call a value `name`; one that is called so already gets the other's name."""
+        other = self._by_name.pop(name, None)
+        if other is not None:
+            other.name = value.name
+            self._by_name[other.name] = other
+        else:
+            self._by_name.pop(value.name, None)
+        value.name = name
+        self._by_name[name] = value
 
     @property
     def _hint(self) -> str:

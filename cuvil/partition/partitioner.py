@@ -44,6 +44,7 @@ class Partition:
         return {
             "inputs": graph.inputs,
             "outputs": graph.outputs,
+            "tensors": {n: _declared(graph, n) for n in dict.fromkeys([*graph.inputs, *graph.outputs])},
             "segments": [
                 {
                     "device": s.device,
@@ -64,6 +65,11 @@ class Partition:
             "transfers": [t.to_json() for t in self.cost.transfers],
             "predicted": self.cost.summary(),
         }
+
+
+def _declared(graph: Graph, name: str) -> dict[str, Any]:
+    kind = graph.types[name]
+    return {"dtype": kind.dtype, "shape": list(kind.shape or ())}
 
 
 def partition(

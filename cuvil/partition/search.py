@@ -25,6 +25,14 @@ def latency(loads: Sequence[float]) -> float:
 OBJECTIVES: dict[str, Objective] = {"throughput": throughput, "latency": latency}
 
 
+HEATS = (1e-2, 3e-3, 1e-1)
+"""Temperatures at which the annealing starts, relative to the objective, by seed: the steps of the
+objective are small in a large network and large in a small one."""
+
+COLD = 3e-4
+"""The highest temperature at which it ends."""
+
+
 class State:
     """A placement with its loads and memories, kept up to date under moves.
 
@@ -131,7 +139,8 @@ def improve(
     generator = random.Random(seed)
     energy = _smooth if objective == "throughput" else latency
     current = energy(state.loads)
-    start, end = 3e-3 * best_value, 3e-4 * best_value
+    heat = HEATS[seed % len(HEATS)]
+    start, end = heat * best_value, min(heat / 10, COLD) * best_value
     for step in range(moves):
         temperature = start * (end / start) ** (step / moves)
         changes = _proposal(state, generator)

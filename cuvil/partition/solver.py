@@ -78,10 +78,12 @@ def _single(problem: Problem) -> Solution:
 
 
 def _does_not_fit(problem: Problem) -> CuvilError:
-    need = float(problem.size.min(axis=1).sum())
-    have = float(problem.capacity.sum())
+    need = problem.size.min(axis=1).sum()
+    have = problem.capacity.clip(min=0).sum()
     return CuvilError(
-        f"needs about {need:.3g} bytes, the memories of its devices hold {have:.3g}", "partition"
+        f"needs {need:.0f} bytes of weights, the memories have room for {have:.0f} beside the activations"
+        f"{' but not for every node' if need <= have else ''}",
+        "partition",
     )
 
 

@@ -32,7 +32,19 @@ def simplify(graph: Graph, rules: tuple[Rule, ...] | None = None) -> dict[str, i
     used = {n for node in graph.nodes for n in node.inputs} | set(graph.outputs)
     used |= {n for node in graph.nodes for g in node.subgraphs() for n in _names(g)}
     graph.constants = {n: a for n, a in graph.constants.items() if n in used}
+    for name in graph.outputs:
+        if name in graph.constants:
+            _compute(graph, name)
     return counts
+
+
+def _compute(graph: Graph, name: str) -> None:
+    """Let a node give an output that is a constant, for what devices run is nodes (an Identity would
+    be looked through when the graph is read again)."""
+    array = graph.constants.pop(name)
+    inner = _new_constant(graph, f"{name}.value", array)
+    shape = _new_constant(graph, f"{name}.shape", np.array(array.shape, np.int64))
+    graph.nodes.append(Node("Reshape", [inner, shape], [name], name=name))
 
 
 def _names(graph: Graph) -> set[str]:

@@ -75,11 +75,11 @@ def cost(body: Expr) -> int:
 
 
 def is_contraction(value: Value) -> bool:
-    """A sum of products of two loads: a matrix product or a convolution."""
+    """A sum of products of two different loads: a matrix product or a convolution."""
     d = value.definition
     if not isinstance(d, Reduce) or d.op != "sum" or d.body.op != "mul" or not d.reduced:
         return False
-    return all(_plain_load(f) is not None for f in d.body.args)
+    return d.body.args[0] is not d.body.args[1] and all(_plain_load(f) is not None for f in d.body.args)
 
 
 def _hosts(value: Value) -> bool:

@@ -56,12 +56,14 @@ def lower_nodes(graph: Graph, builder: Builder, env: dict[str, Value | None]) ->
 
     for node in graph.nodes:
         inputs = [env[name] for name in node.inputs]
+        before = len(builder.program.values)
         values = lower_node(builder, node, inputs, graph.opset, subgraph)
+        made = set(builder.program.values[before:])
         for name, value in zip(node.outputs, values):
             if not name:
                 continue
-            if value is not None and value.name.split(".")[0] == builder.origin[0] and not value.is_constant:
-                value.name = name
+            if value in made and value.name.split(".")[0] == builder.origin[0] and not value.is_constant:
+                builder.rename(value, name)
             env[name] = value
 
 
@@ -70,7 +72,10 @@ def own_output(builder: Builder, program: Program, value: Value, name: str) -> V
     another output already."""
     computed = value.definition is not None and not value.is_constant and value.scan is None
     if computed and value not in program.inputs and value not in program.outputs:
-        value.name = name
+        builder.rename(value, name)
         return value
     builder.origin = (name,)
-    return builder.map(value.shape, lambda *i: E.load(value, i), name)
+    copy = builder.map(value.shape, lambda *i: E.load(value, i), name)
+    if value not in program.inputs:
+        builder.rename(copy, name)
+    return copy

@@ -7,6 +7,8 @@ axis, whichever reads memory in order.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,10 +20,13 @@ from cuvil.ir.primitives import Map, Opaque, Reduce, Scatter, Value, elements, o
 from cuvil.schedule.group import Group
 from cuvil.schedule.storage import Storage, coefficient, row_major, split
 from cuvil.schedule.stray import stray_is_safe
-from cuvil.schedule.unswitch import unswitch
+from cuvil.schedule.vector import merge_lanes, unswitch
 
 LANES = 32
 """Accumulators of a reduction that is vectorised along the result."""
+
+MAX_TAPS = 32
+"""Steps of a reduction that are written out."""
 
 MIN_PARALLEL = 64
 """Outer iterations that are worth having for threads to share."""
@@ -294,6 +299,7 @@ def _with_lanes(
                 body.append(
                     lanes(lambda j, at, row=row, v=v: [Store(v, tuple(at), _cast(E.load(row, (j,)), v))])
                 )
+    body = merge_lanes(body)
     return body if strips.is_const else [For(strips, strips.args[0], tuple(body))]
 
 
@@ -330,7 +336,19 @@ def _reduce_loops(d: Reduce, innermost: Stmt, neutral: Expr) -> Stmt:
 
 
 def _around(d: Reduce, body: Stmt) -> Stmt:
-    """The loops of a reduction around a statement."""
+    """The loops of a reduction around a statement; a few steps of one row of accumulators are
+    written out within the row's loop, which keeps each accumulator in a register."""
+    extents = [static(r.args[0]) or MAX_TAPS + 1 for r in d.reduced]
+    if isinstance(body, For) and body.kind == "simd" and math.prod(extents) <= MAX_TAPS:
+        steps: list[Stmt] = []
+        for point in itertools.product(*(range(n) for n in extents)):
+            at = {r: E.const(i) for r, i in zip(d.reduced, point)}
+            for s in body.body:
+                if not isinstance(s, Accumulate):
+                    break
+                steps.append(Accumulate(s.target, s.indices, s.op, E.substitute(s.value, at)))
+        if len(steps) == math.prod(extents) * len(body.body):
+            return For(body.var, body.stop, tuple(steps), "simd")
     for r in reversed(d.reduced):
         if static(r.args[0]) != 1 or r in _used(body):
             body = For(r, r.args[0], (body,))
@@ -464,17 +482,15 @@ def _slice(nest: Nest, v: Value, outer: Sequence[Expr], local: Value | None) -> 
             body = [For(i, i.args[0], tuple(body), kind)]
             kind = "serial"
     elif variables and _prefer_lanes(nest, [v], indices, variables[-1]):
-        saved, nest_internal = dict(nest.locals), v in nest.internal
-        rewritten = Reduce(d.axes, d.reduced, d.op, nest.rewrite(d.body, {}))
-        v.definition = rewritten
+        saved = dict(nest.locals)
+        v.definition = Reduce(d.axes, d.reduced, d.op, nest.rewrite(d.body, {}))
         nest.locals = {}
         nest.internal.discard(v)
         body = _with_lanes(nest, [v], indices, variables[-1], E.const(True, "bool"))
         if local is not None:
             body = [_redirect(s, v, local, len(outer)) for s in body]
             nest.internal.add(v)
-        del nest_internal
-        nest.locals = saved
+        v.definition, nest.locals = d, saved
         for i in reversed(variables[:-1]):
             body = [For(i, i.args[0], tuple(body))]
     else:

@@ -142,7 +142,7 @@ def _compile(code: Any, scratch: Path, library: Path, compiler: Any, options: An
         Path(scratch, "weights.S").write_text(weights_assembly(code.weights_symbol, "weights.bin"))
         objects.append(Path(scratch, "weights.o"))
         compiler.compile(scratch / "weights.S", objects[1], options)
-    compiler.link_shared(objects, library, libs=("m",))
+    compiler.link_shared(objects, library, libs=("m",), options=options)
 
 
 # --- running ---------------------------------------------------------------------------------------

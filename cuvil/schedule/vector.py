@@ -1,4 +1,4 @@
-"""Conditions that do not depend on a vector loop, moved out of it.
+"""Vector loops made fit for a compiler: neighbours merged, conditions moved out.
 
 ``for l: y[l] = c ? f(l) : g(l)`` becomes ``if c: for l: ... else: for l: ...``, since a compiler can
 vectorise each of the two loops but seldom the one with the choice in it.
@@ -6,9 +6,11 @@ vectorise each of the two loops but seldom the one with the choice in it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr
-from cuvil.ir.loops import Accumulate, For, If, Stmt, Store
+from cuvil.ir.loops import Accumulate, Declare, For, If, Stmt, Store
 
 MAX_DEPTH = 3
 """Conditions moved out of one loop: the loop is copied for each outcome."""
@@ -65,3 +67,43 @@ def _choose(s: Stmt, condition: Expr, outcome: bool) -> Stmt:
     if isinstance(s, Store):
         return Store(s.target, s.indices, value)
     return Accumulate(s.target, s.indices, s.op, value)
+
+
+def merge_lanes(body: Sequence[Stmt]) -> list[Stmt]:
+    """Neighbouring vector loops over the same lanes as one loop, declarations before it.
+
+    Only for statements in which a lane uses what that lane alone computed; a row of accumulators
+    then never leaves the registers.
+    """
+    result: list[Stmt] = []
+    for s in body:
+        last = next((k for k in range(len(result) - 1, -1, -1) if not isinstance(result[k], Declare)), None)
+        before = result[last] if last is not None else None
+        if (
+            isinstance(s, For)
+            and isinstance(before, For)
+            and _is_row(s)
+            and _is_row(before)
+            and s.stop is before.stop
+        ):
+            moved = tuple(_renamed(b, s.var, before.var) for b in s.body)
+            assert last is not None
+            del result[last]
+            result.append(For(before.var, before.stop, before.body + moved, "simd"))
+        else:
+            result.append(s)
+    return result
+
+
+def _is_row(s: For) -> bool:
+    plain = all(isinstance(b, (Store, Accumulate)) for b in s.body)
+    return s.kind == "simd" and plain and not s.reduction
+
+
+def _renamed(s: Stmt, old: Expr, new: Expr) -> Stmt:
+    assert isinstance(s, (Store, Accumulate))
+    indices = tuple(E.substitute(i, {old: new}) for i in s.indices)
+    value = E.substitute(s.value, {old: new})
+    if isinstance(s, Store):
+        return Store(s.target, indices, value)
+    return Accumulate(s.target, indices, s.op, value)
