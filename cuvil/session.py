@@ -55,12 +55,19 @@ class Session:
         self._inputs, self._outputs = info["inputs"], info["outputs"]
         self._keep: object = None
         self.target: Target | None = None
+        self._types = [numpy_dtype(t["dtype"]) for t in (*self._inputs, *self._outputs)]
+        self._known = frozenset(t["name"] for t in self._inputs)
+        self._plans: dict[tuple[int, ...], tuple[list[tuple[int, ...]], int]] = {}
+        self._local = threading.local()
         handle = _load(library)
+        numbers = [ctypes.c_int64] * len(self._symbols)
         self._run = getattr(handle, f"{self.model}_run")
+        pointers = [ctypes.c_void_p] * len(self._types)
+        self._run.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *numbers, *pointers]
         self._bytes = getattr(handle, f"{self.model}_workspace_bytes")
-        self._bytes.restype = ctypes.c_size_t
+        self._bytes.argtypes, self._bytes.restype = numbers, ctypes.c_size_t
         self._shapes = getattr(handle, f"{self.model}_output_shapes")
-        self._workspace = np.zeros(0, np.uint8)
+        self._shapes.argtypes = [*numbers, ctypes.c_void_p]
 
     def get_inputs(self) -> list[NodeArg]:
         """The inputs in the model's order."""
@@ -72,7 +79,7 @@ class Session:
 
     def workspace_bytes(self, **sizes: int) -> int:
         """Bytes of workspace for the given symbolic sizes."""
-        return int(self._bytes(*self._size_arguments(sizes)))
+        return int(self._bytes(*self._numbers(sizes)))
 
     def run(
         self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: object = None
@@ -108,53 +115,65 @@ class Session:
         return seconds
 
     def _prepare(self, feeds: Mapping[str, Any]) -> tuple[list[np.ndarray], Callable[[], int]]:
-        names = [t["name"] for t in self._inputs]
-        unknown = [n for n in feeds if n not in names]
-        if unknown:
-            raise CuvilError(f"is no input; the inputs are {', '.join(names)}", repr(unknown[0]))
+        """Buffers for the outputs, and the call that fills them."""
+        if not self._known.issuperset(feeds):
+            unknown = next(n for n in feeds if n not in self._known)
+            names = ", ".join(t["name"] for t in self._inputs)
+            raise CuvilError(f"is no input; the inputs are {names}", repr(unknown))
         sizes: dict[str, int] = {}
-        arrays = [self._array(t, feeds, sizes) for t in self._inputs]
-        numbers = self._size_arguments(sizes)
-        rank = sum(len(t["shape"]) for t in self._outputs)
-        flat = (ctypes.c_int64 * max(rank, 1))()
-        self._shapes(*numbers, flat)
-        outputs, position = [], 0
-        for t in self._outputs:
-            shape = tuple(flat[position : position + len(t["shape"])])
-            position += len(shape)
-            outputs.append(np.empty(shape, numpy_dtype(t["dtype"])))
-        need = int(self._bytes(*numbers))
-        unit = limits.WORKSPACE_ALIGNMENT
-        if self._workspace.size < need + unit:
-            self._workspace = np.empty(need + unit, np.uint8)
-        base = -(-self._workspace.ctypes.data // unit) * unit
-        pointers = [ctypes.c_void_p(a.ctypes.data) for a in (*arrays, *outputs)]
-        run, arguments = self._run, (ctypes.c_void_p(base), ctypes.c_size_t(need), *numbers, *pointers)
+        arrays = [self._array(t, kind, feeds, sizes) for t, kind in zip(self._inputs, self._types)]
+        numbers = self._numbers(sizes)
+        shapes, need = self._plans.get(numbers) or self._plan(numbers)
+        kinds = self._types[len(arrays) :]
+        outputs = [np.empty(shape, kind) for shape, kind in zip(shapes, kinds)]
+        pointers = [a.__array_interface__["data"][0] for a in (*arrays, *outputs)]
+        run, arguments = self._run, (self._base(need), need, *numbers, *pointers)
 
         def call(keep: object = (arrays, outputs)) -> int:
             return int(run(*arguments))
 
         return outputs, call
 
-    def _size_arguments(self, sizes: Mapping[str, int]) -> list[ctypes.c_int64]:
+    def _plan(self, numbers: tuple[int, ...]) -> tuple[list[tuple[int, ...]], int]:
+        """The outputs' shapes and the bytes of workspace for the symbolic sizes `numbers`."""
+        ranks = [len(t["shape"]) for t in self._outputs]
+        flat = (ctypes.c_int64 * max(sum(ranks), 1))()
+        self._shapes(*numbers, ctypes.addressof(flat))
+        sizes = iter(flat)
+        shapes = [tuple(next(sizes) for _ in range(rank)) for rank in ranks]
+        self._plans[numbers] = shapes, int(self._bytes(*numbers))
+        return self._plans[numbers]
+
+    def _base(self, need: int) -> int:
+        """The aligned address of this thread's workspace."""
+        unit = limits.WORKSPACE_ALIGNMENT
+        held = getattr(self._local, "workspace", None)
+        if held is None or held.size < need + unit:
+            held = self._local.workspace = np.empty(need + unit, np.uint8)
+        return -(-int(held.__array_interface__["data"][0]) // unit) * unit
+
+    def _numbers(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         missing = [n for n in self._symbols if n not in sizes]
         if missing:
             raise CuvilError("the size is not given", f"dimension '{missing[0]}'")
-        return [ctypes.c_int64(sizes[n]) for n in self._symbols]
+        return tuple(sizes[n] for n in self._symbols)
 
-    def _array(self, t: Mapping[str, Any], feeds: Mapping[str, Any], sizes: dict[str, int]) -> np.ndarray:
-        name = t["name"]
+    def _array(
+        self, t: Mapping[str, Any], kind: np.dtype[Any], feeds: Mapping[str, Any], sizes: dict[str, int]
+    ) -> np.ndarray:
+        """One input, checked; binds the symbolic sizes that it shows."""
+        name, shape = t["name"], t["shape"]
         if name not in feeds:
             raise CuvilError("is missing from the feed", f"input '{name}'")
         array = np.asarray(feeds[name])
-        if array.dtype != numpy_dtype(t["dtype"]):
+        if array.dtype != kind:
             raise CuvilError(f"has type {array.dtype}, {t['dtype']} is expected", f"input '{name}'")
-        fits = array.ndim == len(t["shape"])
-        for size, wanted in zip(array.shape, t["shape"]):
+        fits = array.ndim == len(shape)
+        for size, wanted in zip(array.shape, shape):
             fits = fits and size == (wanted if isinstance(wanted, int) else sizes.setdefault(wanted, size))
         if not fits:
-            raise CuvilError(f"has shape {list(array.shape)}, {t['shape']} is expected", f"input '{name}'")
-        return np.ascontiguousarray(array)
+            raise CuvilError(f"has shape {list(array.shape)}, {shape} is expected", f"input '{name}'")
+        return np.ascontiguousarray(array) if array.ndim else array
 
 
 def _load(library: Path) -> ctypes.CDLL:
