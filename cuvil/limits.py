@@ -17,6 +17,9 @@ MAX_SUBGRAPH_DEPTH = 16
 MAX_TENSOR_ELEMENTS = 1 << 40
 """Elements of any one tensor (a checked multiply; 2**40 floats are 4 TiB)."""
 
+MAX_SYMBOL = 1 << 24
+"""Largest symbolic size that generated code accepts; the compiler counts on it."""
+
 MAX_ARENA_BYTES = 1 << 36
 """Activation memory of one device's program."""
 

@@ -14,7 +14,6 @@ from typing import Any
 from cuvil import __version__, limits
 from cuvil.codegen.c import PRELUDE, c_type
 from cuvil.codegen.names import Namer, comment, size_symbol
-from cuvil.codegen.program import MAX_SYMBOL
 from cuvil.errors import CuvilError
 from cuvil.ir.expr import numpy_dtype
 
@@ -252,7 +251,7 @@ class _Writer:
 
     def _run_function(self) -> str:
         lines = [f"CV_PUBLIC {self.run_prototype()} {{"]
-        limit = min((int(s["symbol_limit"]) for s in self.segments), default=MAX_SYMBOL)
+        limit = min((int(s["symbol_limit"]) for s in self.segments), default=limits.MAX_SYMBOL)
         for n in self.symbols:
             name = size_symbol(n)
             lines.append(f"    if ({name} < 0 || {name} > {limit}) return CUVIL_BAD_SIZE;")

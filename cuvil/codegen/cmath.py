@@ -94,7 +94,9 @@ static inline float cv_tanh_f32(float x) { /* 2 ulp */
 }
 """),
     "sigmoid": (("exp",), """
-static inline float cv_sigmoid_f32(float x) { return 1.0f / (1.0f + cv_exp_f32(-x)); } /* 3 ulp; below 3e-39 0 */
+static inline float cv_sigmoid_f32(float x) { /* 3 ulp; 0 below 3e-39 */
+    return 1.0f / (1.0f + cv_exp_f32(-x));
+}
 """),
     "erf": (("exp",), """
 static inline float cv_erf_f32(float x) { /* 1 ulp */

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cuvil import __version__
+from cuvil import __version__, limits
 from cuvil.codegen import pool
 from cuvil.codegen.c import CRenderer, Function, c_type
 from cuvil.codegen.names import identifier, size_symbol
@@ -14,9 +14,6 @@ from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr
 from cuvil.ir.primitives import Constant, Reduce, Value, elements, static
 from cuvil.schedule.plan import Schedule
-
-MAX_SYMBOL = 1 << 24
-"""Largest symbolic size that generated code accepts."""
 
 
 @dataclass(frozen=True)
@@ -144,11 +141,11 @@ def _run(
 
 
 def symbol_limit(s: Schedule) -> int:
-    """The largest power of two, at most `MAX_SYMBOL`, that all symbolic sizes may have at once before
+    """The largest power of two, at most `limits.MAX_SYMBOL`, that all symbolic sizes may have at once before
     some number of bytes leaves an int64."""
     tensors = [*s.program.inputs, *s.program.outputs]
     sizes = [s.arena_bytes, *(elements(v.shape) * E.numpy_dtype(v.dtype).itemsize for v in tensors)]
-    limit = MAX_SYMBOL
+    limit = limits.MAX_SYMBOL
     while limit > 1:
         largest = {E.sym(name): E.var(limit + 1) for name in s.program.symbols}
         if all(E.upper_bound(E.substitute(n, largest)) < 1 << 62 for n in sizes):

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any, Union
 import ml_dtypes
 import numpy as np
 
+from cuvil import limits
+
 if TYPE_CHECKING:
     from cuvil.ir.primitives import Value
 
@@ -262,6 +264,9 @@ def _range(e: Expr) -> tuple[float, float]:
         return min(a.lo for a in e.args), min(a.hi for a in e.args)
     if e.op == "max":
         return max(a.lo for a in e.args), max(a.hi for a in e.args)
+    if e.op == "cast" and e.args[0].dtype.startswith(("int", "uint")):
+        info = ml_dtypes.iinfo(numpy_dtype(e.args[0].dtype))
+        return float(info.min), float(info.max)
     if e.op == "select":
         return min(e.args[1].lo, e.args[2].lo), max(e.args[1].hi, e.args[2].hi)
     return -INF, INF
@@ -451,6 +456,14 @@ def mod(a: Operand, b: Operand) -> Expr:
     return _node("mod", INDEX, (rest, b))
 
 
+def _bounds(e: Expr) -> tuple[float, float]:
+    """The range of an index where no symbol is above `limits.MAX_SYMBOL`."""
+    symbols = [n for n in walk(e) if n.op == "sym"]
+    if symbols:
+        e = substitute(e, dict.fromkeys(symbols, var(limits.MAX_SYMBOL + 1)))
+    return e.lo, e.hi
+
+
 def _divisors(a: Expr, b: Expr) -> list[tuple[Expr, Expr]]:
     """Pairs (m, k) with ``m * k == b`` where the terms of `a` may be whole multiples of `m` but for a
     small rest: division by b is then division of the multiple by k."""
@@ -568,6 +581,9 @@ def binary(op: str, a: Operand, b: Operand) -> Expr:
             return a if op == "min" else b
         if upper_bound(b - a) <= 0:
             return b if op == "min" else a
+        for low, high in ((a, b), (b, a)):
+            if high.is_const and _bounds(low)[1] <= high.attr:
+                return low if op == "min" else high
     if op in ("div", "mul") and b.is_const and b.attr == 1:
         return a
     return _node(op, a.dtype, (a, b))
@@ -670,6 +686,10 @@ def cast(a: Expr, dtype: str) -> Expr:
     """Conversion as C does it (floats truncate towards zero, integers wrap)."""
     if a.dtype == dtype:
         return a
+    if dtype == INDEX and a.op == "cast" and a.args[0].dtype == INDEX and a.dtype.startswith(("int", "uint")):
+        info, (lo, hi) = ml_dtypes.iinfo(numpy_dtype(a.dtype)), _bounds(a.args[0])
+        if info.min <= lo and hi <= info.max:
+            return a.args[0]
     if a.is_const and not (is_float(a.dtype) and not is_float(dtype) and not math.isfinite(a.attr)):
         return const(
             a.attr != 0 if dtype == "bool" else int(a.attr) if not is_float(dtype) else a.attr, dtype

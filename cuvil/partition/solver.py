@@ -17,6 +17,9 @@ IDEALS = 3000
 MOVES = 20_000
 """Moves of one run of the local search."""
 
+MOVES_PER_NODE = 600
+"""Moves that a small problem is given at most, by its size."""
+
 RUNS = 3
 """Runs of the local search, each with its own seed."""
 
@@ -166,6 +169,7 @@ def _first_fit(problem: Problem) -> list[Placement]:
 
 def _searched(problem: Problem, start: Placement, objective: str, moves: int, runs: int) -> Placement:
     value = search.OBJECTIVES[objective]
+    moves = min(moves, MOVES_PER_NODE * problem.nodes)
     tried = [search.improve(problem, start, objective, moves, seed) for seed in range(1, runs + 1)]
     return min([start, *tried], key=lambda p: value([float(x) for x in problem.loads(p)]))
 

@@ -22,7 +22,7 @@ from zoo import builders as b
 from zoo.net import Net, i64
 
 import cuvil
-from cuvil.codegen.program import MAX_SYMBOL
+from cuvil.limits import MAX_SYMBOL
 from cuvil.session import Session
 from cuvil.target.schema import Target, load
 from cuvil.toolchain import symbols

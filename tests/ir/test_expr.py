@@ -244,3 +244,15 @@ def test_division_of_whole_multiples_and_a_small_rest() -> None:
     assert (k * s + j) % (s * 2) is (k % 2) * s + j
     h = E.var(t)
     assert (h * s + j) // (s * t) is E.const(0) and (k * s + j) // s is k
+
+
+def test_sizes_survive_narrow_types() -> None:
+    """Sizes are at most `limits.MAX_SYMBOL`, so a detour through int32 changes nothing."""
+    s, i = E.sym("S"), E.var(100)
+    assert E.cast(E.cast(s, "int32"), "int64") is s
+    assert E.cast(E.cast(s * 4 + 3, "int32"), "int64") is s * 4 + 3
+    assert E.cast(E.cast(i, "int8"), "int64") is i
+    assert E.cast(E.cast(s, "int16"), "int64") is not s
+    assert E.cast(E.cast(i * 2, "int8"), "int64") is not i * 2
+    assert E.minimum(s, 1_000_000_000) is s and E.maximum(1_000_000_000, s) is E.const(1_000_000_000)
+    assert E.minimum(s, 1000) is not s

@@ -55,7 +55,7 @@ def test_a_beam_finds_the_optimum_of_gnmt() -> None:
     ("name", "moves", "runs"),
     [
         ("LayerGraphs/bert24_inference", 20_000, 1),
-        ("LayerGraphs/gnmt_inference", 60_000, 4),
+        ("LayerGraphs/gnmt_inference", 30_000, 9),
         ("OperatorGraphs/bert_l-3_inference", 20_000, 1),
     ],
 )
