@@ -27,7 +27,12 @@ from cuvil.target.schema import Target, load
 _compiling = threading.RLock()
 """Compiles of one process take turns: they share the table of interned expressions."""
 
-_ORT_TYPES = {"float32": "float", "float64": "double", "bool": "bool", "string": "string"}
+_ORT_TYPES = {
+    "float32": "float", "float64": "double", "float8_e4m3fn": "float8e4m3fn", "float8_e5m2": "float8e5m2",
+    "float8_e4m3fnuz": "float8e4m3fnuz", "float8_e5m2fnuz": "float8e5m2fnuz",
+    "float8_e8m0fnu": "float8e8m0", "float4_e2m1fn": "float4e2m1",
+}  # fmt: skip
+"""Where onnxruntime's names of element types differ from ours."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +146,10 @@ class Session:
         self._shapes(*numbers, ctypes.addressof(flat))
         sizes = iter(flat)
         shapes = [tuple(next(sizes) for _ in range(rank)) for rank in ranks]
+        for t, shape in zip(self._outputs, shapes):
+            if min(shape, default=0) < 0:
+                given = ", ".join(f"{n} = {size}" for n, size in zip(self._symbols, numbers))
+                raise CuvilError(f"would have shape {list(shape)} for {given}", f"output '{t['name']}'")
         self._plans[numbers] = shapes, int(self._bytes(*numbers))
         return self._plans[numbers]
 

@@ -19,7 +19,7 @@ FLOORS = {
     "ops": 2, "toolchain": 2,
     "schedule": 3, "codegen": 3,
     "frontend": 4, "rewrite": 4, "quantize": 4, "partition": 4, "cost": 4,
-    "artefacts": 4, "stages": 5, "session": 5,
+    "artefacts": 4, "stages": 5, "session": 5, "onnx_backend": 5,
     "cli": 6, "commands": 6, "scons": 6, "report": 6, "__main__": 6,
 }  # fmt: skip
 """A module imports from its own floor and from those below it."""
@@ -70,7 +70,8 @@ def test_every_part_has_a_floor() -> None:
 
 
 def test_onnx_is_imported_in_few_places() -> None:
-    """Models are read in `frontend` alone; operators and kernels know nothing of the file format."""
+    """Models are read in `frontend` alone; operators and kernels know nothing of the file format.
+    `onnx_backend` is a class of ONNX's own interface, so it cannot do without."""
     users = {
         part(path)
         for path in SOURCES
@@ -78,7 +79,7 @@ def test_onnx_is_imported_in_few_places() -> None:
         if (isinstance(node, ast.Import) and any(a.name.split(".")[0] == "onnx" for a in node.names))
         or (isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "onnx")
     }
-    assert users == {"frontend"}
+    assert users == {"frontend", "onnx_backend"}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))

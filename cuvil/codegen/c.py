@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from cuvil.codegen import cmath
+from cuvil.codegen import cmath, cnumeric
+from cuvil.codegen.cnumeric import SMALL
 from cuvil.codegen.names import comment, size_symbol
 from cuvil.errors import UnsupportedError
 from cuvil.ir import expr as E
@@ -88,7 +89,7 @@ def c_type(dtype: str) -> str:
         UnsupportedError: there is none in the generated code.
     """
     try:
-        return C_TYPES[dtype]
+        return SMALL[dtype].storage if dtype in SMALL else C_TYPES[dtype]
     except KeyError:
         raise UnsupportedError(f"element type {dtype} is not supported in generated C") from None
 
@@ -97,6 +98,8 @@ def literal(value: float | int | bool, dtype: str) -> str:
     """A constant in C, exact."""
     if dtype == "bool":
         return "1" if value else "0"
+    if dtype in SMALL:
+        return str(cnumeric.code(value, dtype))
     if E.is_float(dtype):
         suffix = "" if dtype == "float64" else "f"
         if value != value:
@@ -164,6 +167,7 @@ class CRenderer:
         math: float32 functions that the printed kernels use.
         libm: some function of the C library is called.
         half: float16 values are compared.
+        small: types that C lacks whose values are read or written.
         bits: text of the functions that reinterpret bits, by name.
         micros: text of the micro-kernels used, by name.
     """
@@ -173,6 +177,7 @@ class CRenderer:
         self.math: set[str] = set()
         self.libm = False
         self.half = False
+        self.small: set[str] = set()
         self.bits: dict[str, str] = {}
         self.micros: dict[str, str] = {}
         self.scope = Scope()
@@ -320,18 +325,12 @@ class CRenderer:
         name = self._declare_variable(s.var)
         lines: list[str] = []
         if s.kind == "simd":
-            if (
-                s.reduction
-                and E.is_float(s.reduction[0][1].dtype)
-                and s.reduction[0][0] in ("sum", "prod", "max", "min")
-            ):
-                op, target = s.reduction[0]
+            op, target = s.reduction[0] if s.reduction else ("", None)
+            if target is None:
+                lines.append(f"{pad}CV_SIMD")
+            elif E.is_float(target.dtype) and target.dtype not in SMALL and op not in ("any", "all"):
                 clause = {"sum": "+", "prod": "*"}.get(op, op)
                 lines.append(f"{pad}#pragma omp simd reduction({clause}:{self.scope.locals[target]})")
-            elif s.reduction:
-                pass
-            else:
-                lines.append(f"{pad}CV_SIMD")
         head = f"for (cv_idx {name} = {self.index(s.start)}; {name} < {self.index(s.stop)}; {name}++) {{"
         return [*lines, pad + head, *self._block(s.body, depth + 1), f"{pad}}}"]
 
@@ -454,6 +453,8 @@ class CRenderer:
             return self._affine(e)
         if op == "load":
             return self._place(e.attr, e.args)
+        if op not in ("select", "cast", "bitcast") and any(x.dtype in SMALL for x in (e, *e.args)):
+            return self.expression(self._carried(e))
         args = [self.expression(a) for a in e.args]
         if op == "mul" and e.dtype == E.INDEX:
             return "(" + " * ".join(args) + ")"
@@ -473,8 +474,7 @@ class CRenderer:
         if op == "select":
             return f"({args[0]} ? {args[1]} : {args[2]})"
         if op == "cast":
-            target = "cv_idx" if e.dtype == E.INDEX else c_type(e.dtype)
-            return f"({args[0]} != 0)" if e.dtype == "bool" else f"({target}){args[0]}"
+            return self._cast(e.args[0].dtype, e.dtype, args[0])
         if op == "neg":
             return f"(-{args[0]})"
         if op == "not":
@@ -484,21 +484,36 @@ class CRenderer:
         if op == "isnan":
             return f"({args[0]} != {args[0]})"
         if op == "isinf":
-            return (
-                f"(__builtin_fabs({args[0]}) > 3.4028235e38)"
-                if e.args[0].dtype != "float64"
-                else (f"(__builtin_fabs({args[0]}) > 1.7976931348623157e308)")
-            )
+            largest = "1.7976931348623157e308" if e.args[0].dtype == "float64" else "3.4028235e38"
+            return f"(__builtin_fabs({args[0]}) > {largest})"
         if op == "bitcast":
             return self._bits(e.args[0].dtype, e.dtype, args[0])
         return self._call(e, args)
+
+    def _carried(self, e: Expr) -> Expr:
+        """An operation on a type that C lacks, done in its carrier and rounded back."""
+        kind = next(x.dtype for x in (e, *e.args) if x.dtype in SMALL)
+        if not SMALL[kind].arithmetic:
+            raise UnsupportedError(f"arithmetic on element type {kind} is not supported")
+        wide = E.rebuild(e, [E.cast(a, SMALL[kind].carrier) if a.dtype == kind else a for a in e.args])
+        return E.cast(wide, e.dtype)
+
+    def _cast(self, source: str, target: str, value: str) -> str:
+        """A value as another type."""
+        self.small |= {source, target} & SMALL.keys()
+        if source in SMALL:
+            return self._cast(SMALL[source].carrier, target, f"cv_from_{source}({value})")
+        if target in SMALL:
+            return f"cv_to_{target}({self._cast(source, SMALL[target].carrier, value)})"
+        kind = "cv_idx" if target == E.INDEX else c_type(target)
+        return f"({value} != 0)" if target == "bool" else f"({kind}){value}"
 
     def _bits(self, source: str, target: str, value: str) -> str:
         """The bits of a value as another type of the same width."""
         if (source, target) in (("float32", "int32"), ("int32", "float32")):
             self.math.add("bits")
             return f"cv_bits({value})" if target == "int32" else f"cv_float({value})"
-        if not E.is_float(source) and not E.is_float(target):
+        if not any(E.is_float(t) and t not in SMALL for t in (source, target)):
             return f"({c_type(target)})({value})"
         name = f"cv_{source}_as_{target}"
         self.bits[name] = (
@@ -573,4 +588,5 @@ class CRenderer:
             )
         lines.append("#define cv_min_bool(a, b) ((a) && (b))\n#define cv_max_bool(a, b) ((a) || (b))")
         lines += self.bits.values()
-        return "\n".join(lines) + "\n" + cmath.text(self.math) + "\n" + "\n".join(self.micros.values())
+        functions = cmath.text(self.math | ({"bits"} if self.small else set())) + cnumeric.text(self.small)
+        return "\n".join(lines) + "\n" + functions + "\n" + "\n".join(self.micros.values())

@@ -15,9 +15,10 @@ Weights are read from DRAM in each inference unless they fit in the cache with e
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cuvil.cost.nests import Level, Nest, Sizes, nest
 from cuvil.ir import expr as E
@@ -55,12 +56,13 @@ def convolution_bound(
 
 @dataclass(frozen=True, eq=False)
 class Access:
-    """A load or store of a root value.
+    """Loads or stores of a root value whose addresses differ by constants alone.
 
     Attributes:
-        strides: coefficients of the loops' variables in its address.
+        strides: coefficients of the loops' variables in the address.
         irregular: the variables that it depends on in another way.
         elements: what it touches at one point of the loops: 1, or what a tile needs.
+        offsets: the constants, ascending.
     """
 
     root: Value
@@ -68,6 +70,13 @@ class Access:
     irregular: frozenset[Expr]
     writes: bool
     elements: float = 1.0
+    offsets: tuple[int, ...] = (0,)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for accesses that differ by constants alone."""
+        strides = tuple(sorted((v.serial, c) for v, c in self.strides.items()))
+        return self.root, self.writes, strides, self.irregular, self.elements
 
 
 @dataclass(frozen=True)
@@ -94,7 +103,10 @@ def footprints(
 class _Footprints:
     def __init__(self, loops: Nest, storage: Storage, sizes: Sizes, line: int) -> None:
         self.loops, self.storage, self.sizes, self.line = loops, storage, sizes, line
-        self.sites = [(site.levels, self._accesses(site.statement)) for site in loops.sites]
+        self.bodies: list[tuple[tuple[Level, ...], list[Access]]] = []
+        for levels, sites in itertools.groupby(loops.sites, lambda site: tuple(site.levels)):
+            accesses = [a for site in sites for a in self._accesses(site.statement)]
+            self.bodies.append((levels, _joined(accesses)))
 
     def bytes(self, root: Value) -> float:
         """Size of a root value."""
@@ -126,7 +138,7 @@ class _Footprints:
 
     def _access(self, value: Value, indices: Sequence[Expr], writes: bool) -> Access:
         root, offset = self.storage.address(value, indices)
-        _, terms = E.linear(offset)
+        constant, terms = E.linear(offset)
         strides: dict[Expr, int] = {}
         irregular: set[Expr] = set()
         for term, c in terms.items():
@@ -134,15 +146,18 @@ class _Footprints:
                 strides[term] = abs(c)
             else:
                 irregular |= E.variables(term)
-        return Access(root, strides, frozenset(irregular), writes)
+        return Access(root, strides, frozenset(irregular), writes, offsets=(constant,))
 
     def extent(self, access: Access, levels: Sequence[Level]) -> float:
         """Bytes that the access touches while the loops of `levels` run."""
         size = self.bytes(access.root)
         item = E.numpy_dtype(access.root.dtype).itemsize
         trips = {level.var: level.trips for level in levels if level.var is not None}
+        steps = [(c, trips[v]) for v, c in access.strides.items() if v in trips]
+        if len(access.offsets) > 1:
+            steps.append((min(b - a for a, b in itertools.pairwise(access.offsets)), len(access.offsets)))
         groups: list[list[float]] = []  # [stride, count], ascending
-        for stride, count in sorted((c, trips[v]) for v, c in access.strides.items() if v in trips):
+        for stride, count in sorted(steps):
             last = groups[-1] if groups else None
             if last is not None and last[1] % 1:  # strips of a row, the last of them partly filled
                 last[1] *= count
@@ -159,11 +174,10 @@ class _Footprints:
         read: dict[Value, list[float]] = {}
         written: dict[Value, list[float]] = {}
         touched: dict[Value, list[float]] = {}
-        for levels, accesses in self.sites:
-            distinct = {self._key(a): a for a in accesses}
-            inner = self._fitting(levels, list(distinct.values()), capacity)
+        for levels, accesses in self.bodies:
+            inner = self._fitting(levels, accesses, capacity)
             outside = math.prod(level.trips for level in levels[: max(inner - 1, 0)])
-            for a in distinct.values():
+            for a in accesses:
                 once = self.extent(a, levels)
                 moved = self.extent(a, levels[max(inner - 1, 0) :]) * outside
                 (written if a.writes else read).setdefault(a.root, []).append(max(once, moved))
@@ -176,15 +190,20 @@ class _Footprints:
             )
         return result
 
-    def _key(self, a: Access) -> tuple[object, ...]:
-        return (a.root, a.writes, tuple(sorted((v.serial, c) for v, c in a.strides.items())), a.irregular)
-
     def _fitting(self, levels: Sequence[Level], accesses: Sequence[Access], capacity: float) -> int:
         """The outermost level from which on the loops' footprint fits the cache."""
         for start in range(len(levels) + 1):
             if sum(self.extent(a, levels[start:]) for a in accesses) <= capacity:
                 return start
         return len(levels)
+
+
+def _joined(accesses: Sequence[Access]) -> list[Access]:
+    """Accesses that differ by constants alone as one."""
+    grouped: dict[tuple[object, ...], list[Access]] = {}
+    for a in accesses:
+        grouped.setdefault(a.key, []).append(a)
+    return [replace(g[0], offsets=tuple(sorted({n for a in g for n in a.offsets}))) for g in grouped.values()]
 
 
 def _union(parts: Sequence[float], size: float) -> float:

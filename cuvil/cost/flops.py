@@ -255,7 +255,8 @@ class _Counter:
 
 
 def _product(s: Accumulate) -> Expr | None:
-    """The product that a contraction sums: of two loads, also through casts and guards."""
+    """The product that a contraction sums: of two values read, not of one with itself; also through
+    casts and guards."""
     value = s.value
     if s.op != "sum":
         return None
@@ -263,4 +264,5 @@ def _product(s: Accumulate) -> Expr | None:
         value = value.args[1] if value.op == "select" else value.args[0]
     if value.op != "mul" or value.dtype == E.INDEX:
         return None
-    return value if all(E.loads(a) for a in value.args) else None
+    a, b = value.args
+    return value if a is not b and E.loads(a) and E.loads(b) else None

@@ -96,20 +96,20 @@ DEFAULT: dict[str, Any] = {
 """The parameters of a device of which nothing was measured, as a profile's ``cost`` would give them."""
 
 _SAPPHIRE_RAPIDS: dict[str, Any] = {
-    "launch": 3.25e-07, "entry": 2.81e-10, "tile": 5.79e-09, "scatter": 1.84e-10, "scalar": 0.075,
-    "llc": 1.46, "dram": 1.36, "p": 1.0, "alpha": 0.85, "sigma": 0.329,
+    "launch": 4.6e-07, "entry": 5.11e-10, "tile": 6.03e-09, "scatter": 1.82e-10, "scalar": 0.0694,
+    "llc": 1.45, "dram": 1.42, "p": 1.0, "alpha": 0.85, "sigma": 0.313,
     "eta": {
-        "border": 0.0987, "contraction": 0.425, "conv": 1.17, "conv_i8": 1.38, "copy": 0.1,
-        "gemm": 1.23, "gemm_i8": 1.26, "map": 0.249, "opaque": 0.02, "reduce": 0.249,
-        "rows": 0.295, "scan": 0.475, "tuned": 0.112,
+        "border": 0.0992, "contraction": 0.626, "conv": 1.17, "conv_i8": 1.31, "copy": 0.1,
+        "gemm": 1.18, "gemm_i8": 1.26, "map": 0.213, "opaque": 0.02, "reduce": 0.532,
+        "rows": 0.304, "scan": 0.489, "tuned": 0.11,
     },
     "deviation": {
-        "launch": 0.17, "entry": 0.571, "scatter": 0.217, "llc": 0.158, "contraction": 0.25,
-        "conv": 0.0725, "conv_i8": 0.353, "gemm": 0.105, "gemm_i8": 0.263, "map": 0.133,
-        "reduce": 0.254, "rows": 0.178, "scan": 0.17, "tuned": 0.313,
+        "launch": 0.156, "entry": 0.317, "scatter": 0.21, "llc": 0.152, "contraction": 0.219,
+        "conv": 0.0686, "conv_i8": 0.34, "gemm": 0.101, "gemm_i8": 0.266, "map": 0.135,
+        "reduce": 0.325, "rows": 0.135, "scan": 0.168, "tuned": 0.306,
     },
     "spread": {
-        "conv": 0.761, "gemm": 0.666, "map": 0.846, "network": 0.701,
+        "conv": 0.78, "gemm": 0.582, "map": 0.516, "network": 0.437,
     },
 }  # fmt: skip
 """``benchmarks/fit_cost.py`` on a virtual machine of this family, whose profile gives 2.6 GHz; an efficiency

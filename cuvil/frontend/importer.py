@@ -7,6 +7,7 @@ import os
 from cuvil.frontend.aliases import remove_aliases
 from cuvil.frontend.checks import check_graph
 from cuvil.frontend.fold import fold_constants, remove_dead_code
+from cuvil.frontend.functions import expand_functions
 from cuvil.frontend.infer import check_strictly, infer_types
 from cuvil.frontend.onnx_reader import Shapes, read_model
 from cuvil.frontend.opset import upgrade
@@ -39,7 +40,7 @@ def import_model(path: str | os.PathLike[str], shapes: Shapes | None = None) -> 
 
 
 def canonicalize(graph: Graph) -> None:
-    """Upgrade, check and simplify a graph from `read_model`, in place.
+    """Upgrade, expand, check and simplify a graph from `read_model`, in place.
 
     Raises:
         ModelError: a node breaks a rule of its operator.
@@ -49,6 +50,9 @@ def canonicalize(graph: Graph) -> None:
     upgrade(graph)
     infer_types(graph)
     _simplify(graph)
+    if expand_functions(graph):
+        infer_types(graph)
+        _simplify(graph)
     check_graph(graph)
     check_strictly(graph)
 

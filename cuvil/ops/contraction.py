@@ -19,14 +19,15 @@ Factors = Callable[[tuple[Expr, ...], tuple[Expr, ...]], tuple[Expr, Expr]]
 def summed(
     b: Builder, shape: Sequence[Operand], over: Sequence[Operand], factors: Factors, to: str = ""
 ) -> Value:
-    """A sum of products, in type `to` (the factors' own by default); float16 is summed in float32."""
+    """A sum of products, in type `to` (the factors' own by default); 16-bit floats are summed in
+    float32."""
     kind = ""
 
     def body(i: tuple[Expr, ...], r: tuple[Expr, ...]) -> Expr:
         nonlocal kind
         x, y = factors(i, r)
         kind = to or x.dtype
-        wide = "float32" if kind == "float16" else kind
+        wide = "float32" if kind in ("float16", "bfloat16") else kind
         return E.cast(x, wide) * E.cast(y, wide)
 
     return b.cast(b.reduce("sum", shape, over, body), kind)

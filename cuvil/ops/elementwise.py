@@ -6,6 +6,8 @@ import functools
 import math
 from collections.abc import Callable
 
+import ml_dtypes
+
 from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr
 from cuvil.ir.graph import ONNX_TYPES
@@ -306,9 +308,37 @@ def where(c: Context) -> Value:
 
 @lowering("Cast", "CastLike")
 def cast(c: Context) -> Value:
-    """Conversion to another element type."""
+    """Conversion to another element type; to 8-bit floats with saturation unless saturate=0."""
     target = ONNX_TYPES[c.attr("to")] if c.node.op == "Cast" else c[1].dtype
-    return c.b.cast(c.x, target)
+    saturating, rounding = bool(c.attr("saturate", 1)), c.attr("round_mode", "up")
+    if target == c.x.dtype:
+        return c.x
+    if rounding not in ("up", "down", "nearest"):
+        raise c.error(f"round_mode is '{rounding}'; up, down and nearest are allowed")
+    if target == "float8_e8m0fnu":
+        return c.b.elementwise(lambda x: power_of_two(x, saturating, rounding), c.x)
+    return c.b.elementwise(lambda x: (saturated if saturating else E.cast)(x, target), c.x)
+
+
+def saturated(x: Expr, dtype: str) -> Expr:
+    """`x` as another type, limited to its range where that is an 8-bit float; a NaN stays."""
+    if dtype.startswith("float8"):
+        largest = float(ml_dtypes.finfo(E.numpy_dtype(dtype)).max)
+        x = clipped(x if x.dtype == "float64" else E.cast(x, "float32"), -largest, largest)
+    return E.cast(x, dtype)
+
+
+def power_of_two(x: Expr, saturating: bool, rounding: str) -> Expr:
+    """The magnitude of `x` as float8_e8m0fnu, the exponent of a float32: rounded up, down or to the nearest
+    (halves up); infinities and NaNs are NaN, as is with `saturating` off what is rounded above 2**127."""
+    bits = E.bitcast(E.cast(x, "float32"), "int32")
+    exponent = E.binary("band", E.binary("shr", bits, 23), 255)
+    fraction = E.binary("band", bits, 0x7FFFFF)
+    half = E.select(exponent > 0, E.const(0x400000, "int32"), E.const(0x400001, "int32"))
+    least = {"up": E.const(1, "int32"), "nearest": half, "down": E.const(1 << 23, "int32")}[rounding]
+    carries = E.le(least, fraction) & (exponent < (254 if saturating else 255))
+    code = exponent + E.cast(carries, "int32")
+    return E.bitcast(E.cast(code, "uint8"), "float8_e8m0fnu")
 
 
 @lowering("BitCast")

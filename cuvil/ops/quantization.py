@@ -1,4 +1,4 @@
-"""Quantization: linear scales and zero points to and from 8-bit integers."""
+"""Quantization: linear scales and zero points to and from small integers and floats."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from cuvil.ir.expr import Expr
 from cuvil.ir.graph import ONNX_TYPES
 from cuvil.ir.primitives import Builder, Value, static
 from cuvil.ops.contraction import integer_convolution, integer_product
+from cuvil.ops.elementwise import saturated
 from cuvil.ops.registry import Context, lowering
 
 
@@ -36,26 +37,29 @@ def saturate(x: Expr, zero: Expr | None, dtype: str) -> Expr:
     return E.cast(E.minimum(E.maximum(rounded, int(info.min)), int(info.max)), dtype)
 
 
-def real(x: Expr, scale: Expr, zero: Expr | None) -> Expr:
-    """(x - zero) * scale."""
-    v = E.cast(x, "int32")
+def real(x: Expr, scale: Expr, zero: Expr | None, dtype: str = "") -> Expr:
+    """(x - zero) * scale, computed in float32, as `dtype` (the scale's by default)."""
+    exact = "float32" if E.is_float(x.dtype) else "int32"
+    v = E.cast(x, exact)
     if zero is not None and not (zero.is_const and zero.attr == 0):
-        v = v - E.cast(zero, "int32")
-    return E.cast(v, scale.dtype) * scale
+        v = v - E.cast(zero, exact)
+    return E.cast(E.cast(v, "float32") * E.cast(scale, "float32"), dtype or scale.dtype)
 
 
 @lowering("QuantizeLinear")
 def quantize_linear(c: Context) -> Value:
-    """saturate(round(x / scale) + zero_point)."""
+    """saturate(round(x / scale) + zero_point); a float type rounds to its own values and has no zero point
+    but 0."""
     x, scale, zero = c[0], _parameter(c, c[0], c[1]), c.optional(2)
     named = c.attr("output_dtype", 0)
     dtype = zero.dtype if zero is not None else (ONNX_TYPES[named] if named else "uint8")
-    if E.is_float(dtype):
-        raise c.unsupported(f"quantization to {dtype}")
+    saturating = bool(c.attr("saturate", 1))
     offset = _parameter(c, x, zero) if zero is not None else None
 
     def body(*i: Expr) -> Expr:
         ratio = E.cast(x[i], "float32") / E.cast(scale(i), "float32")
+        if E.is_float(dtype):
+            return saturated(ratio, dtype) if saturating else E.cast(ratio, dtype)
         return saturate(ratio, None if offset is None else offset(i), dtype)
 
     return c.b.map(x.shape, body)
@@ -65,10 +69,10 @@ def quantize_linear(c: Context) -> Value:
 def dequantize_linear(c: Context) -> Value:
     """(x - zero_point) * scale."""
     x, scale, zero = c[0], _parameter(c, c[0], c[1]), c.optional(2)
-    if E.is_float(x.dtype):
-        raise c.unsupported(f"dequantization of {x.dtype}")
+    named = c.attr("output_dtype", 0)
+    dtype = ONNX_TYPES[named] if named else c[1].dtype
     offset = _parameter(c, x, zero) if zero is not None else None
-    return c.b.map(x.shape, lambda *i: real(x[i], scale(i), None if offset is None else offset(i)))
+    return c.b.map(x.shape, lambda *i: real(x[i], scale(i), None if offset is None else offset(i), dtype))
 
 
 @lowering("DynamicQuantizeLinear")

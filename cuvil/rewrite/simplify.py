@@ -150,8 +150,10 @@ def channels_last(graph: Graph) -> None:
             to_nchw = Node("Transpose", [name], [inner], {"perm": [0, 3, 1, 2]}, f"{name}.to_nchw")
             graph.nodes.insert(0, to_nchw)
     for name in graph.outputs:
-        inner = _to_nhwc(graph, name)
+        inner = _to_nhwc(graph, name) if name not in graph.inputs else ""
         if inner:
+            if name in graph.constants:
+                graph.constants[inner] = graph.constants.pop(name)
             for node in graph.nodes:
                 node.outputs = [inner if o == name else o for o in node.outputs]
             graph.nodes.append(Node("Transpose", [inner], [name], {"perm": [0, 2, 3, 1]}, f"{name}.to_nhwc"))
@@ -167,6 +169,14 @@ def _to_nhwc(graph: Graph, name: str) -> str:
     inner = f"{name}.nchw"
     graph.types[inner] = kind
     graph.types[name] = TensorType(kind.dtype, (n, h, w, c))
-    for node in graph.nodes:
-        node.inputs = [inner if i == name else i for i in node.inputs]
+    _rename_reads(graph, name, inner)
     return inner
+
+
+def _rename_reads(graph: Graph, old: str, new: str) -> None:
+    """Read `new` wherever `old` is read, inside of subgraphs too."""
+    for node in graph.nodes:
+        node.inputs = [new if i == old else i for i in node.inputs]
+        for inner in node.subgraphs():
+            _rename_reads(inner, old, new)
+            inner.outputs = [new if o == old else o for o in inner.outputs]

@@ -74,8 +74,8 @@ def moved(s: Schedule, capacity: float) -> float:
     )
 
 
-@pytest.mark.parametrize("capacity", [1024, 4096, 16384])
-@pytest.mark.parametrize(("m", "k", "n"), [(8, 16, 64), (6, 48, 32)])
+@pytest.mark.parametrize("capacity", [2048, 16384])
+@pytest.mark.parametrize(("m", "k", "n"), [(4, 16, 64), (3, 48, 32)])
 def test_matmul_against_a_simulated_cache(m: int, k: int, n: int, capacity: int) -> None:
     s = scheduled(matmul(m, k, n))
     (kernel,) = s.kernels

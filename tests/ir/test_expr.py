@@ -36,7 +36,9 @@ class Random:
         """All values of the leaves."""
         found = []
         for s in self.sizes:
-            ranges = [range(s) if v.args[0] is self.symbol else range(v.args[0].value) for v in self.variables]
+            ranges = [
+                range(s) if v.args[0] is self.symbol else range(v.args[0].value) for v in self.variables
+            ]
             for values in itertools.product(*ranges):
                 found.append({self.symbol: s, **dict(zip(self.variables, values))})
         return found

@@ -45,7 +45,9 @@ def test_random_plans_never_overlap(seed: int) -> None:
     for sizes in ({"N": 0, "S": 0}, {"N": 1, "S": 1}, {"N": 7, "S": 300}, {"N": 1000, "S": 3}):
         apart(requests, arena, **sizes)
     known = [r for r in requests if r.size.is_const]
-    most = max((sum(aligned(r.size.value) for r in known if r.first <= t <= r.last) for t in range(40)), default=0)
+    most = max(
+        (sum(aligned(r.size.value) for r in known if r.first <= t <= r.last) for t in range(40)), default=0
+    )
     assert arena.lower_bound == most
     if seed % 2 == 0:
         assert most <= E.evaluate(arena.size, {}) <= 2 * most

@@ -188,7 +188,9 @@ def test_slice_split_and_gather_fold() -> None:
     net = Net("n", 1)
     x = net.input("x", [6, 10])
     a, b = net.ops("Split", [x, i64(4, 6)], 2, axis=1)
-    y = net.op("Add", net.op("Slice", b, i64(1), i64(5), i64(1)), net.op("Gather", a, i64(3, 0, 0, 1), axis=1))
+    y = net.op(
+        "Add", net.op("Slice", b, i64(1), i64(5), i64(1)), net.op("Gather", a, i64(3, 0, 0, 1), axis=1)
+    )
     net.output(y, "y", [6, 4])
     s = scheduled(net)
     assert work(s) == ["map"] and arena(s) == 0
@@ -262,7 +264,13 @@ def test_input_passed_through(chosen: Isa) -> None:
 
 @BOTH
 def test_constant_as_output(chosen: Isa) -> None:
-    s = raw([helper.make_node("Relu", ["x"], ["y"])], {"x": [3]}, {"y": [3], "c": [2]}, {"c": f32(1.0, 2.0)}, chosen)
+    s = raw(
+        [helper.make_node("Relu", ["x"], ["y"])],
+        {"x": [3]},
+        {"y": [3], "c": [2]},
+        {"c": f32(1.0, 2.0)},
+        chosen,
+    )
     assert [v.name for v in s.program.outputs] == ["y", "c"] and len(s.kernels) == 2
 
 
