@@ -26,6 +26,10 @@ from cuvil.schedule.plan import Schedule, roots_of, schedule
 from cuvil.target.schema import Target
 
 
+QUANTILE = 0.95
+"""Of late times where no target says another."""
+
+
 @dataclass(frozen=True)
 class KernelCost:
     """The prediction for one kernel.
@@ -37,7 +41,8 @@ class KernelCost:
         int_ops: integer operations.
         dram_bytes: read from and written to DRAM.
         pcie_bytes: of its inputs, over PCIe, each link counted.
-        latency: s.
+        latency: expected, s.
+        late: the quantile that the target works with, s.
         interval: s, with the coverage that `Cost` states.
     """
 
@@ -51,6 +56,7 @@ class KernelCost:
     dram_bytes: float
     pcie_bytes: float
     latency: float
+    late: float
     interval: tuple[float, float]
 
     def to_json(self) -> dict[str, Any]:
@@ -65,6 +71,7 @@ class KernelCost:
             "dram_bytes": round(self.dram_bytes),
             "pcie_bytes": round(self.pcie_bytes),
             "latency_ns": round(self.latency * 1e9),
+            "quantile_ns": round(self.late * 1e9),
             "interval_ns": [round(x * 1e9) for x in self.interval],
         }
 
@@ -179,14 +186,14 @@ def estimate(
     if segments is None:
         device = cpu_devices(board)[0]
         parts = [(machine_of(board, device), scheduled(graph, board, device, tuned))]
-        return assembled(parts, sizes)
+        return assembled(parts, sizes, (), float(board["partition"]["quantile"]))
     machines = {d: machine_of(board, d) for d in dict.fromkeys(s.device for s in segments)}
     parts = [
         (machines[s.device], scheduled(subgraph(graph, s, graph.name), board, s.device, tuned))
         for s in segments
     ]
     moved = crossing(graph, board, segments, sizes)
-    return assembled(parts, sizes, moved)
+    return assembled(parts, sizes, moved, float(board["partition"]["quantile"]))
 
 
 def crossing(
@@ -208,9 +215,17 @@ def crossing(
 
 
 def assembled(
-    parts: Sequence[tuple[Machine, Schedule]], bindings: Mapping[str, int], moved: Sequence[Transfer] = ()
+    parts: Sequence[tuple[Machine, Schedule]],
+    bindings: Mapping[str, int],
+    moved: Sequence[Transfer] = (),
+    quantile: float = QUANTILE,
 ) -> Cost:
-    """The cost of schedules that run one after the other, each on its device."""
+    """The cost of schedules that run one after the other, each on its device.
+
+    Args:
+        moved: the tensors that pass between them.
+        quantile: of the kernels' late times.
+    """
     kernels: list[KernelCost] = []
     waiting = {(t.tensor, t.sink): t for t in moved}
     total = deviation = 0.0
@@ -223,7 +238,7 @@ def assembled(
         fetched = _fetched(part, machine.name, waiting)
         prefix = f"s{number}_" if len(parts) > 1 else ""
         for k, (f, t) in enumerate(zip(found, seconds)):
-            kernels.append(_kernel(f, float(t), machine, prefix, fetched.get(k, 0.0)))
+            kernels.append(_kernel(f, float(t), machine, prefix, fetched.get(k, 0.0), quantile))
             features.append(f)
             times.append(float(t))
         if found:
@@ -247,7 +262,9 @@ def assembled(
     )
 
 
-def _kernel(f: Features, seconds: float, machine: Machine, prefix: str, fetched: float) -> KernelCost:
+def _kernel(
+    f: Features, seconds: float, machine: Machine, prefix: str, fetched: float, quantile: float
+) -> KernelCost:
     deviation = uncertainty.log_deviation(f.nominal[None], machine.parameters)
     half = uncertainty.half_width(deviation, machine.parameters.spread.get(f.tag))
     low, high = uncertainty.interval(seconds, half)
@@ -262,6 +279,7 @@ def _kernel(f: Features, seconds: float, machine: Machine, prefix: str, fetched:
         f.dram,
         fetched,
         seconds,
+        seconds * uncertainty.quantile_factor(deviation, quantile),
         (max(low, min(f.floor, seconds)), high),
     )
 

@@ -19,20 +19,25 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, defs, inliner
 
+import cuvil.ops  # noqa: F401  (fills the registry)
 from cuvil import fsio
 from cuvil.errors import CuvilError, ModelError, UnsupportedError
 from cuvil.frontend.aliases import remove_aliases
 from cuvil.frontend.binding import bind_inputs
 from cuvil.frontend.infer import UNKNOWN, infer_types, is_generated
 from cuvil.frontend.onnx_writer import MICROSOFT, PRODUCER
-from cuvil.frontend.schema import check_schemas
+from cuvil.frontend.schema import check_schemas, is_standard
 from cuvil.frontend.tensors import decode, decode_sparse, type_from_proto
 from cuvil.frontend.wire import scan
 from cuvil.ir.graph import Graph, Node, TensorType, captured
 from cuvil.limits import MAX_MODEL_BYTES, MAX_NODES, MAX_SUBGRAPH_DEPTH
+from cuvil.ops.registry import OPERATORS
 
 DOMAINS = ("", MICROSOFT)
 """The operator domains that are let through; ``ai.onnx`` is the first one's other name."""
+
+PREVIEW = "ai.onnx.preview"
+"""The domain of operators that the standard is trying out; each has a function that defines it."""
 
 NO_NAMES = ("?", "None", "-1")
 """What exporters write where a dimension has no name; two of them are not the same size."""
@@ -84,7 +89,7 @@ def read_model(path: str | os.PathLike[str], shapes: Shapes | None = None) -> Gr
 def graph_from_proto(model: ModelProto, folder: Path | None = None, shapes: Shapes | None = None) -> Graph:
     """`read_model` for a model in memory; `folder` holds its external data, None allows none."""
     opset = _opset(model)
-    model = _inline_functions(model)
+    model = _inline_previews(_inline_functions(model))
     graph = _Reader(opset, folder, model.producer_name == PRODUCER).graph(model.graph, frozenset(), 0)
     if not graph.outputs and model.producer_name != PRODUCER:  # a device may have no part
         raise ModelError("the model has no outputs", f"graph '{graph.name}'")
@@ -142,6 +147,35 @@ def _inline_functions(model: ModelProto) -> ModelProto:
                 f"local function '{node.op_type}' asks for another opset than the model", _where(node)
             )
     return inlined
+
+
+def _inline_previews(model: ModelProto) -> ModelProto:
+    """Replace operators of `PREVIEW` by the functions that define them, with the graphs among their
+    attributes; those that have no function stay."""
+    found = [node for node in _all_nodes(model.graph.node) if node.domain == PREVIEW]
+    if not found:
+        return model
+    schemas = {s.name: s for s in defs.get_all_schemas() if s.domain == PREVIEW}
+    for node in found:
+        if node.op_type in schemas:
+            _check_preview(node, schemas[node.op_type])
+    names = [(PREVIEW, name) for name in schemas]
+    try:
+        return inliner.inline_selected_functions(model, names, inline_schema_functions=True)
+    except (RuntimeError, ValueError) as error:
+        gist = " ".join(str(error).split())
+        raise ModelError(f"operators of '{PREVIEW}' cannot be expanded: {gist}") from None
+
+
+def _check_preview(node: NodeProto, schema: defs.OpSchema) -> None:
+    """What expansion would drop without a word: attributes and inputs that the operator does not have."""
+    for attribute in node.attribute:
+        allowed = schema.attributes.get(attribute.name)
+        kind = AttributeProto.AttributeType.Name(attribute.type)
+        if allowed is None or allowed.type.name != kind:
+            raise ModelError(f"attribute '{attribute.name}' of type {kind} is not allowed", _where(node))
+    if not schema.min_input <= len(node.input) <= schema.max_input:
+        raise ModelError(f"{len(node.input)} inputs are not allowed", _where(node))
 
 
 def _callee(node: NodeProto) -> tuple[str, str, str]:
@@ -240,6 +274,8 @@ class _Reader:
     def _node(self, proto: NodeProto, visible: frozenset[str], depth: int) -> Node:
         where = _where(proto)
         domain = _domain(proto.domain)
+        if not domain and not is_standard(proto.op_type) and (MICROSOFT, proto.op_type) in OPERATORS:
+            domain = MICROSOFT  # onnxruntime's optimizer writes some of its own into ONNX's domain
         if not proto.op_type:
             raise ModelError("the node has no operator", where)
         if domain not in DOMAINS:

@@ -93,6 +93,11 @@ def _operators() -> dict[str, int]:
     return first
 
 
+def is_standard(op: str) -> bool:
+    """Whether some opset of the default domain has an operator `op`."""
+    return op in _operators()
+
+
 def _schema(node: Node, opset: int) -> defs.OpSchema:
     known = _operators()
     if node.op not in known:

@@ -570,6 +570,8 @@ def binary(op: str, a: Operand, b: Operand) -> Expr:
     fmod (C's remainder)."""
     a, b = _pair(a, b)
     assert a.dtype == b.dtype, f"{op} of {a.dtype} and {b.dtype}"
+    if a.dtype == INDEX and op in ("add", "sub", "mul"):
+        return _index_mul(a, b) if op == "mul" else _combine(a, b, 1 if op == "add" else -1)
     folded = _fold(op, a, b) if op in _NUMPY_BINARY or op == "div" else None
     if folded is not None:
         return folded
@@ -586,25 +588,20 @@ def binary(op: str, a: Operand, b: Operand) -> Expr:
                 return low if op == "min" else high
     if op in ("div", "mul") and b.is_const and b.attr == 1:
         return a
+    if op == "mul" and a.is_const and a.attr == 1:
+        return b
     return _node(op, a.dtype, (a, b))
 
 
 def add(a: Operand, b: Operand) -> Expr:
-    a, b = _pair(a, b)
-    return _combine(a, b, 1) if a.dtype == INDEX else binary("add", a, b)
+    return binary("add", a, b)
 
 
 def sub(a: Operand, b: Operand) -> Expr:
-    a, b = _pair(a, b)
-    return _combine(a, b, -1) if a.dtype == INDEX else binary("sub", a, b)
+    return binary("sub", a, b)
 
 
 def mul(a: Operand, b: Operand) -> Expr:
-    a, b = _pair(a, b)
-    if a.dtype == INDEX:
-        return _index_mul(a, b)
-    if a.is_const and a.attr == 1:
-        return b
     return binary("mul", a, b)
 
 

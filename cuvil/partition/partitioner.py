@@ -11,6 +11,10 @@ from cuvil.ir.graph import Graph
 from cuvil.partition.segments import Segment, segments
 
 
+ROUNDS = 4
+"""Placements that are tried."""
+
+
 @dataclass(frozen=True)
 class Partition:
     """A placement and what it is expected to cost.
@@ -20,7 +24,8 @@ class Partition:
         left_out: the devices that get nothing because they cannot, and why.
         cost: of the kernels that will run, one device after the other.
         objective: ``latency`` or ``throughput``.
-        value: the solver's objective, s, with the weight on the quantile.
+        value: the objective, s: latency or the largest load, expected time plus a weight on the
+            excess of its quantile (`units.RISK_WEIGHT`).
         lower_bound: no placement of the units has a smaller one.
         method: what found the placement.
         loads: by device, expected kernel times and transfers to it, s.
@@ -103,33 +108,61 @@ def partition(
             _loads(devices, cost),
             {target["devices"][devices[0]]["memory"]: sum(a.nbytes for a in graph.constants.values())},
         )
+    return _solved(graph, target, devices, left_out, sizes)
+
+
+def _solved(
+    graph: Graph,
+    target: Mapping[str, Any],
+    devices: Sequence[str],
+    left_out: dict[str, str],
+    sizes: Mapping[str, int],
+) -> Partition:
+    """The best of a few placements by the cost of the kernels that result: each is the optimum of a
+    problem that has learned from the ones before what their cuts cost."""
     from cuvil.partition import solver
-    from cuvil.partition.units import units
+    from cuvil.partition.units import RISK_WEIGHT, units
 
+    objective = target["partition"]["objective"]
     made = units(graph, target, devices, sizes)
-    solution = solver.solve(made.problem, objective)
-    chosen = [devices[solution.placement[u]] for u in made.unit]
-    placed = segments(graph, chosen)
-    used = made.problem.used(solution.placement)
-    cost = estimate(graph, target, sizes, placed)
-    return Partition(
-        placed,
-        left_out,
-        cost,
-        objective,
-        solution.value,
-        solution.lower_bound,
-        solution.method,
-        _loads(devices, cost),
-        {m: int(b) for m, b in zip(made.memories, used)},
-        made.problem.nodes,
-    )
+    best: Partition | None = None
+    bound = 0.0
+    seen = set()
+    learned = made
+    for _ in range(ROUNDS):
+        solution = solver.solve(learned.problem, objective)
+        bound = bound or solution.lower_bound
+        if tuple(solution.placement) in seen:
+            break
+        seen.add(tuple(solution.placement))
+        placed = segments(graph, learned.placed(solution.placement))
+        cost = estimate(graph, target, sizes, placed)
+        weighed = _loads(devices, cost, RISK_WEIGHT)
+        value = sum(weighed.values()) if objective == "latency" else max(weighed.values())
+        if best is None or value < best.value:
+            used = made.problem.used(solution.placement)
+            best = Partition(
+                placed,
+                left_out,
+                cost,
+                objective,
+                value,
+                min(bound, value),
+                solution.method,
+                _loads(devices, cost),
+                {m: int(b) for m, b in zip(made.memories, used)},
+                made.problem.nodes,
+            )
+        learned = learned.corrected(solution.placement, cost)
+    assert best is not None
+    return best
 
 
-def _loads(devices: Sequence[str], cost: Cost) -> dict[str, float]:
+def _loads(devices: Sequence[str], cost: Cost, weight: float = 0.0) -> dict[str, float]:
+    """By device, expected kernel times and transfers to it, with a weight on the quantile's excess."""
     found = dict.fromkeys(devices, 0.0)
     for k in cost.kernels:
-        found[k.device] += k.latency
+        found[k.device] += k.latency + weight * max(k.late - k.latency, 0.0)
     for t in cost.transfers:
-        found[t.sink] += t.time
+        found[t.sink] += t.time + weight * max(t.late - t.time, 0.0)
     return found

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from cuvil.cost import model, transfers, uncertainty
-from cuvil.cost.estimate import machine_of, scheduled
+from cuvil.cost.estimate import Cost, machine_of, scheduled
 from cuvil.cost.nests import Sizes
 from cuvil.ir.graph import Graph, captured
 from cuvil.ir.loops import Kernel
@@ -38,14 +38,62 @@ class Units:
     Attributes:
         problem: its nodes are the units, its devices those of `devices`; costs in seconds.
         unit: of each graph node.
+        expected: [n, D] expected times of the units, without weight on their quantiles.
         devices: names.
         memories: names, in the order of the problem's capacities.
+        names: the unit of each node by the node's name, and by what it makes.
     """
 
     problem: Problem
     unit: list[int]
+    expected: Any
     devices: list[str]
     memories: list[str]
+    names: dict[str, int]
+
+    def placed(self, placement: Sequence[int]) -> list[str]:
+        """The device of each graph node."""
+        return [self.devices[placement[u]] for u in self.unit]
+
+    def corrected(self, placement: Sequence[int], cost: Cost) -> Units:
+        """The same problem, with cuts as dear as they turned out to be.
+
+        Where a tensor is cut it lies in memory in row-major order, and kernels on both sides may be
+        slower than in the whole graph.  What a unit takes longer than expected is put on the tensors
+        that it makes, or else those that it reads, and that `placement` cuts; other devices are taken
+        to lose as much in proportion.
+        """
+        actual = np.zeros(self.problem.nodes)
+        for k in cost.kernels:
+            found = next((self.names[n] for n in k.origin if n in self.names), None)
+            if found is not None:
+                actual[found] += k.latency
+        extra: dict[int, list[tuple[str, Any]]] = {}
+        tensors = self.problem.tensors
+        for u, device in enumerate(placement):
+            excess = actual[u] - self.expected[u, device]
+            if excess <= 0.02 * actual[u]:
+                continue
+            share = excess * self.problem.cost[u] / self.problem.cost[u, device]
+            cut = [
+                k
+                for k, t in enumerate(tensors)
+                if any(placement[c] != placement[t.producer] for c in t.consumers)
+            ]
+            made = [("leave", k) for k in cut if tensors[k].producer == u]
+            read = [
+                ("enter", k)
+                for k in cut
+                if u in tensors[k].consumers and placement[tensors[k].producer] != device
+            ]
+            for kind, k in made or read:
+                extra.setdefault(k, []).append((kind, share / len(made or read)))
+        changed = list(tensors)
+        for k, parts in extra.items():
+            leave = tensors[k].leave + sum(x for kind, x in parts if kind == "leave")
+            enter = tensors[k].enter + sum(x for kind, x in parts if kind == "enter")
+            changed[k] = replace(tensors[k], leave=leave, enter=enter)
+        return replace(self, problem=replace(self.problem, tensors=tuple(changed)))
 
 
 def units(
@@ -68,7 +116,7 @@ def units(
     together += mapper.fixed()
     memories = list(dict.fromkeys(target["devices"][d]["memory"] for d in devices))
     memory_of = tuple(memories.index(target["devices"][d]["memory"]) for d in devices)
-    cost = _costs(graph, target, devices, of_device, homes, bindings)
+    expected, cost = _costs(graph, target, devices, of_device, homes, bindings)
     weights = np.array([mapper.weight_bytes(i) for i in range(len(graph.nodes))], float)
     size = np.repeat(weights[:, None], len(devices), axis=1)
     sizes = Sizes(bindings)
@@ -77,7 +125,11 @@ def units(
     tensors = _tensors(graph, target, devices, bindings, mapper)
     alike = tuple(range(len(devices)))
     problem, unit = contract(Problem(cost, size, tensors, memory_of, capacity, alike), together)
-    return Units(problem, unit, list(devices), memories)
+    whole = np.zeros((problem.nodes, len(devices)))
+    np.add.at(whole, unit, expected)
+    names = {n: unit[i] for n, indices in mapper.named.items() for i in indices}
+    names |= {n: unit[i] for n, i in mapper.producer.items() if n not in names}
+    return Units(problem, unit, whole, list(devices), memories, names)
 
 
 def _costs(
@@ -87,10 +139,11 @@ def _costs(
     schedules: Sequence[Schedule],
     homes: Mapping[int, list[list[int]]],
     bindings: Mapping[str, int],
-) -> Any:
-    """[node, device] seconds; a kernel's on the first of its nodes."""
+) -> tuple[Any, Any]:
+    """[node, device] expected seconds, and with a weight on the quantile; a kernel's on the first of
+    its nodes."""
     quantile = float(target["partition"]["quantile"])
-    cost = np.zeros((len(graph.nodes), len(devices)))
+    expected, cost = np.zeros((2, len(graph.nodes), len(devices)))
     for d, (name, s) in enumerate(zip(devices, schedules)):
         machine = machine_of(target, name)
         found = model.features(s, machine, bindings)
@@ -98,8 +151,9 @@ def _costs(
             if nodes:
                 deviation = uncertainty.log_deviation(f.nominal[None], machine.parameters)
                 excess = max(uncertainty.quantile_factor(deviation, quantile) - 1, 0.0)
+                expected[nodes[0], d] += seconds
                 cost[nodes[0], d] += seconds * (1 + RISK_WEIGHT * excess)
-    return cost
+    return expected, cost
 
 
 def _tensors(

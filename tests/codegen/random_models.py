@@ -150,10 +150,8 @@ class RandomModel:
     def _partner(self, x: str) -> str:
         """A value that broadcasts with `x`, perhaps `x` itself."""
         s = self.shapes[x]
-        fits = [
-            v for v in self.live
-            if len(self.shapes[v]) == len(s) and all(a == b or a == 1 or b == 1 for a, b in zip(self.shapes[v], s))
-        ]  # fmt: skip
+        same_rank = [v for v in self.live if len(self.shapes[v]) == len(s)]
+        fits = [v for v in same_rank if all(a == b or 1 in (a, b) for a, b in zip(self.shapes[v], s))]
         return self._pick(fits or [x])
 
     def _together(self, x: str, y: str) -> list[Dim]:
@@ -165,8 +163,9 @@ class RandomModel:
         s = self.shapes[x]
         found: list[Callable[[str], str | list[str]]] = [
             self.unary, self.unary, self.binary, self.binary, self.with_constant, self.with_constant,
-            self.with_transposed, self.transpose, self.reshape, self.concat, self.pad, self.slice, self.reduce,
-            self.softmax, self.matmul, self.matmul, self.norm, self.gather, self.where, self.split, self.other,
+            self.with_transposed, self.transpose, self.reshape, self.concat, self.pad, self.slice,
+            self.reduce, self.softmax, self.matmul, self.matmul, self.norm, self.gather, self.where,
+            self.split, self.other,
         ]  # fmt: skip
         if len(s) in (3, 4, 5) and all(isinstance(d, int) for d in s[1:]):
             found += [self.conv] * 6 + [self.pool] * 2 + [self.conv_transpose, self.resize]

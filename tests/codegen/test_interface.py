@@ -1,4 +1,4 @@
-"""The generated interface as a C caller meets it: error codes, bounds, threads, symbols, stack, determinism."""
+"""The generated interface as a C caller meets it: error codes, bounds, threads, symbols, stack, bytes."""
 
 from __future__ import annotations
 
@@ -258,7 +258,8 @@ MEMORY = {"memcpy", "memset", "memmove"}
 
 POOL = {
     "pthread_attr_destroy", "pthread_attr_init", "pthread_attr_setdetachstate", "pthread_cond_broadcast",
-    "pthread_cond_wait", "pthread_create", "pthread_mutex_lock", "pthread_mutex_trylock", "pthread_mutex_unlock",
+    "pthread_cond_wait", "pthread_create", "pthread_mutex_lock", "pthread_mutex_trylock",
+    "pthread_mutex_unlock",
 }  # fmt: skip
 
 
@@ -318,8 +319,10 @@ def test_stack_is_bounded(tmp_path: Path) -> None:
     cases = []
     for source, at in zip(nets, sizes):
         model = source()
-        feeds = {v.name: np.zeros([at[d.dim_param] if d.dim_param else d.dim_value
-                                   for d in v.type.tensor_type.shape.dim]) for v in model.graph.input}  # fmt: skip
+        feeds = {}
+        for v in model.graph.input:
+            dims = v.type.tensor_type.shape.dim
+            feeds[v.name] = np.zeros([at[d.dim_param] if d.dim_param else d.dim_value for d in dims])
         cases.append(Case(source.func.__name__, schedule_of(model, chosen), feeds))
     program = Program(cases, tmp_path, chosen, sanitize=(), options=Options(opt_level="1"))
     command = tools.compile_command(

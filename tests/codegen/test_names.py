@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +18,9 @@ from cuvil.toolchain import symbols
 
 NASTY = [
     "a*/ int evil(void){return 1;} /*", "a.b", "a_b", "a b", "A_B", "int", "free", "\U0001f600", "\U0001f601",
-    "", "x" * 10_000, "x" * 9_999 + "y", "../../etc/x", "9lives", "line\nbreak\\\n#define evil 1", "??/", "%s%n",
-    '"; evil(); "', "workspace", "next", "need", "arena", "m0", "n_N", "N", "size_t", "int64_t", "NULL", "linux",
-    "class", "typeof", "shape", "most", "total", "lo", "hi", "point", "b0", "in0", "out0", "base", "cv_idx",
+    "", "x" * 10_000, "x" * 9_999 + "y", "../../etc/x", "9lives", "line\nbreak\\\n#define evil 1", "??/",
+    "%s%n", '"; evil(); "', "workspace", "next", "need", "arena", "m0", "n_N", "N", "size_t", "int64_t",
+    "NULL", "linux", "class", "typeof", "shape", "most", "total", "lo", "hi", "point", "b0", "in0", "out0", "base", "cv_idx",
     "CUVIL_OK", "\x00", "a\x1b[31m", "main", "infer", "uint8_t", "restrict",
 ]  # fmt: skip
 
@@ -94,9 +96,6 @@ def test_nasty_names_compile_run_and_leave_no_trace(tmp_path: Path) -> None:
 
 
 def test_header_is_valid_c_and_cpp(tmp_path: Path) -> None:
-    import shutil
-    import subprocess
-
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("no g++")
@@ -104,6 +103,5 @@ def test_header_is_valid_c_and_cpp(tmp_path: Path) -> None:
     onnx.save(nasty_model(names), tmp_path / "m.onnx")
     cuvil.compile(tmp_path / "m.onnx", output=tmp_path / "out")
     for language, standard in (("c", "c99"), ("c++", "c++11")):
-        command = [compiler, "-x", language, f"-std={standard}", "-fsyntax-only", "-Wall", "-Werror", "-pedantic",
-                   str(tmp_path / "out" / "codegen" / "m.h")]  # fmt: skip
-        subprocess.run(command, check=True)
+        flags = ["-x", language, f"-std={standard}", "-fsyntax-only", "-Wall", "-Werror", "-pedantic"]
+        subprocess.run([compiler, *flags, str(tmp_path / "out" / "codegen" / "m.h")], check=True)

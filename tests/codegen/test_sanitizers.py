@@ -15,6 +15,8 @@ from codegen.sandbox import ADDRESS, THREAD, Array, Case, Program, isa, relative
 from zoo import builders as b
 from zoo.net import Net
 
+import cuvil
+
 Source = Callable[[], onnx.ModelProto]
 
 NETS: dict[str, tuple[Source, list[dict[str, int]]]] = {
@@ -148,3 +150,26 @@ def test_threads_race_for_nothing(tmp_path: Path) -> None:
         results += [built.run(0) for _ in range(threads)]
     assert len({r[0].tobytes() for r in results}) == 1
     assert relative_error(results[0][0], reference(model, feeds)[0]) <= 1e-5
+
+
+def test_int8_networks_are_clean(tmp_path: Path) -> None:
+    """Quantized arithmetic on every instruction set, byte dot products among them, against the QDQ form."""
+    model = b.ds_cnn(batch=2, frames=21, width=24)
+    onnx.save(model, tmp_path / "net.onnx")
+    rng = np.random.default_rng(5)
+    samples = {"x": rng.standard_normal((16, 1, 21, 10)).astype(np.float32)}
+    session = cuvil.compile(
+        tmp_path / "net.onnx", output=tmp_path / "out", quantization="int8", calibration=samples
+    )
+    quantized = onnx.load(next((tmp_path / "out" / "quantize").glob("*.onnx")))
+    assert "QuantizeLinear" in {n.op_type for n in quantized.graph.node}
+    feeds = {"x": rng.standard_normal((2, 1, 21, 10)).astype(np.float32)}
+    wanted = session.run(None, feeds)[0]
+    oracle = reference(quantized, feeds)[0]
+    assert relative_error(wanted, oracle) <= 0.03
+    for name in ("plain", "x86-64", "x86-64-v4-vnni"):
+        chosen = isa(name)
+        case = Case(name, schedule_of(quantized, chosen), feeds)
+        program = Program([case], tmp_path / name, chosen, ADDRESS if name != "x86-64" else ())
+        assert relative_error(program.run(0)[0], wanted) <= 0.01, name
+        assert ("dpbusd" in program.source) == (name == "x86-64-v4-vnni")

@@ -380,3 +380,43 @@ def test_element_types_that_are_not_there() -> None:
     undefined = one("Relu", X)
     undefined.graph.input[0].type.tensor_type.elem_type = TensorProto.UNDEFINED
     assert refusal(undefined) == "input 'x': the model declares no type"
+
+
+def test_onnxruntimes_operators_in_onnxs_domain() -> None:
+    """Its optimizer writes SimplifiedLayerNormalization so; one that ONNX has stays ONNX's."""
+    nodes = [
+        helper.make_node("SimplifiedLayerNormalization", ["x", "s"], ["z"], axis=-1, epsilon=1e-5),
+        helper.make_node("Relu", ["z"], ["y"]),
+    ]
+    graph = read(model(nodes, {"x": (F32, [2, 3]), "s": (F32, [3])}, ["y"]))
+    assert [(n.domain, n.op) for n in graph.nodes] == [
+        ("com.microsoft", "SimplifiedLayerNormalization"),
+        ("", "Relu"),
+    ]
+
+
+def flex_attention(kind: str) -> onnx.ModelProto:
+    node = helper.make_node("FlexAttention", ["q", "k", "v"], ["y"], domain="ai.onnx.preview")
+    inputs = {name: (kind, [1, 2, 3, 4]) for name in "qkv"}
+    return model(
+        [node], inputs, {"y": (kind, None)}, opset=26, opsets=[helper.make_opsetid("ai.onnx.preview", 1)]
+    )
+
+
+def test_a_preview_operator_is_expanded() -> None:
+    graph = read(flex_attention(F32))
+    assert {n.domain for n in graph.nodes} == {""} and "Softmax" in {n.op for n in graph.nodes}
+    assert graph.types["y"].shape == (1, 2, 3, 4)
+
+
+def test_a_preview_operator_that_does_not_fit_is_refused() -> None:
+    few, typed, unknown = flex_attention(F32), flex_attention(F32), flex_attention(F32)
+    del few.graph.node[0].input[2]
+    typed.graph.node[0].attribute.append(helper.make_attribute("scale", "x"))
+    unknown.graph.node[0].op_type = "Foo"
+    assert refusal(few) == "node 'y' (FlexAttention): 2 inputs are not allowed"
+    assert refusal(typed) == "node 'y' (FlexAttention): attribute 'scale' of type STRING is not allowed"
+    assert refusal(unknown) == (
+        "node 'y' (Foo): operator domain 'ai.onnx.preview' is not supported, "
+        "only 'ai.onnx' and 'com.microsoft' are"
+    )

@@ -1,4 +1,4 @@
-"""What small graphs become: kernels, views that cost nothing, results in place; and that it all holds together."""
+"""What small graphs become: kernels, views that cost nothing, results in place."""
 
 from __future__ import annotations
 

@@ -134,7 +134,8 @@ class TestCache:
             f"cuvil: warning: the cache entry of build/board/tiny/{name} is damaged and is made anew"
             for name in ("graph.onnx", "codegen/tiny.h", "libtiny.so")
         ]
-        ran = [line.split()[0] for line in done.stdout.splitlines() if not line.startswith(("Retrieved", "  ..."))]
+        told = [line for line in done.stdout.splitlines() if not line.startswith(("Retrieved", "  ..."))]
+        ran = [line.split()[0] for line in told]
         assert ran == ["IMPORT", "INTERFACE", "CC"]
         assert second.artefacts() == first.artefacts()
         assert {p: p.read_bytes() for p in entries} == entries  # mended
