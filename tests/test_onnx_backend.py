@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unittest
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -93,6 +94,23 @@ def test_what_is_compatible() -> None:
     unknown.graph.node[0].op_type = "StringNormalizer"
     broken.graph.node[0].input[0] = "nowhere"
     assert not backend.is_compatible(unknown) and not backend.is_compatible(broken)
+
+
+NETWORKS = BackendTest(backend, __name__).test_cases["OnnxBackendRealModelTest"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if "squeezenet" in name else pytest.mark.slow)
+        for name in sorted(vars(NETWORKS))
+        if name.endswith("_cpu")
+    ],
+)
+def test_network_of_the_suite(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The nine networks of the group ``real``, with the constant weights that come with onnx."""
+    monkeypatch.setenv("ONNX_MODELS", str(tmp_path))  # where the runner keeps its inputs
+    getattr(NETWORKS(name), name)()
 
 
 def test_a_model_that_is_not_supported_is_refused() -> None:

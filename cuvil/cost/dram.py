@@ -3,7 +3,7 @@
 Two effects are kept apart:
 
 * *inside a kernel*, the layer condition: loops whose combined footprint fits the cache read each
-  element once, the loops outside them read it again (`footprints`);
+  element once, the loops outside them read it again (`Footprints`);
 * *between kernels*, the reuse distance ``d``, the cache lines touched since a tensor's last use:
   ``P(DRAM) = 1 - alpha ** (d / lines)``.  The function is often quoted as ``alpha ** (d / lines)``
   with ``alpha`` 0.85 and called the probability of a DRAM access; but that falls with the distance,
@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cuvil.cost.nests import Level, Nest, Sizes, nest
 from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr
-from cuvil.ir.loops import Accumulate, Kernel, Micro, Store, expressions
+from cuvil.ir.loops import Accumulate, Micro, Store, expressions
 from cuvil.ir.primitives import Constant, Value
 from cuvil.schedule.plan import Schedule
 from cuvil.schedule.storage import Storage
@@ -63,9 +63,12 @@ class Access:
         irregular: the variables that it depends on in another way.
         elements: what it touches at one point of the loops: 1, or what a tile needs.
         offsets: the constants, ascending.
+        size, item: bytes of the root value, and of one element.
     """
 
     root: Value
+    size: float
+    item: int
     strides: dict[Expr, int]
     irregular: frozenset[Expr]
     writes: bool
@@ -93,24 +96,24 @@ class Footprint:
         return max(self.read - self.touched, 0.0)
 
 
-def footprints(
-    kernel: Kernel, storage: Storage, sizes: Sizes, capacity: float, line: int = 64
-) -> dict[Value, Footprint]:
-    """What the kernel moves past a cache of `capacity` bytes that is cold, by root value."""
-    return _Footprints(nest(kernel, sizes), storage, sizes, line).run(capacity)
+class Footprints:
+    """What one kernel touches, ready to be asked about caches of any size.
 
+    Args:
+        loops: the kernel's nest.
+        size_of: bytes of a root value.
+        line: of the cache, bytes.
+    """
 
-class _Footprints:
-    def __init__(self, loops: Nest, storage: Storage, sizes: Sizes, line: int) -> None:
+    def __init__(
+        self, loops: Nest, storage: Storage, sizes: Sizes, size_of: Callable[[Value], float], line: int
+    ) -> None:
         self.loops, self.storage, self.sizes, self.line = loops, storage, sizes, line
+        self.size_of = size_of
         self.bodies: list[tuple[tuple[Level, ...], list[Access]]] = []
         for levels, sites in itertools.groupby(loops.sites, lambda site: tuple(site.levels)):
             accesses = [a for site in sites for a in self._accesses(site.statement)]
             self.bodies.append((levels, _joined(accesses)))
-
-    def bytes(self, root: Value) -> float:
-        """Size of a root value."""
-        return self.sizes(self.storage.elements(root)) * E.numpy_dtype(root.dtype).itemsize
 
     def _accesses(self, s: Store | Accumulate | Micro) -> list[Access]:
         found: list[Access] = []
@@ -133,7 +136,7 @@ class _Footprints:
         found = []
         for (value, indices), width in zip(s.reads, (rows, lanes)):
             root, offset = self.storage.address(value, indices)
-            found.append(Access(root, {}, frozenset(E.variables(offset)), False, width * k))
+            found.append(self._made(root, {}, E.variables(offset), False, width * k))
         return found
 
     def _access(self, value: Value, indices: Sequence[Expr], writes: bool) -> Access:
@@ -146,12 +149,24 @@ class _Footprints:
                 strides[term] = abs(c)
             else:
                 irregular |= E.variables(term)
-        return Access(root, strides, frozenset(irregular), writes, offsets=(constant,))
+        return self._made(root, strides, irregular, writes, 1.0, constant)
+
+    def _made(
+        self,
+        root: Value,
+        strides: dict[Expr, int],
+        irregular: set[Expr],
+        writes: bool,
+        elements: float,
+        offset: int = 0,
+    ) -> Access:
+        item = E.numpy_dtype(root.dtype).itemsize
+        return Access(
+            root, self.size_of(root), item, strides, frozenset(irregular), writes, elements, (offset,)
+        )
 
     def extent(self, access: Access, levels: Sequence[Level]) -> float:
         """Bytes that the access touches while the loops of `levels` run."""
-        size = self.bytes(access.root)
-        item = E.numpy_dtype(access.root.dtype).itemsize
         trips = {level.var: level.trips for level in levels if level.var is not None}
         steps = [(c, trips[v]) for v, c in access.strides.items() if v in trips]
         if len(access.offsets) > 1:
@@ -167,10 +182,11 @@ class _Footprints:
                 groups.append([stride, count])
         elements = access.elements * math.prod(g[1] for g in groups)
         elements *= math.prod(trips[v] for v in access.irregular if v in trips)
-        waste = min(self.line / item, groups[0][0]) if groups and groups[0][1] > 1 else 1.0
-        return min(elements * max(waste, 1.0) * item, size)
+        waste = min(self.line / access.item, groups[0][0]) if groups and groups[0][1] > 1 else 1.0
+        return min(elements * max(waste, 1.0) * access.item, access.size)
 
-    def run(self, capacity: float) -> dict[Value, Footprint]:
+    def past(self, capacity: float) -> dict[Value, Footprint]:
+        """What the kernel moves past a cold cache of `capacity` bytes, by root value."""
         read: dict[Value, list[float]] = {}
         written: dict[Value, list[float]] = {}
         touched: dict[Value, list[float]] = {}
@@ -184,7 +200,7 @@ class _Footprints:
                 touched.setdefault(a.root, []).append(once)
         result = {}
         for root, sizes in touched.items():
-            size = self.bytes(root)
+            size = self.size_of(root)
             result[root] = Footprint(
                 _union(read.get(root, []), size), _union(written.get(root, []), size), _union(sizes, size)
             )
@@ -224,41 +240,74 @@ class Traffic:
         return self.read + self.written
 
 
-def traffic(
-    schedule: Schedule, sizes: Sizes, capacity: float, alpha: float = ALPHA, line: int = 64
-) -> list[Traffic]:
-    """What each kernel of a schedule moves past a cache of `capacity` bytes, in a steady state of one
-    inference after the other."""
-    kernels = [footprints(k, schedule.storage, sizes, capacity, line) for k in schedule.kernels]
-    everything = total_bytes(schedule, sizes, kernels)
-    outputs = {schedule.storage.root(v) for v in schedule.program.outputs}
-    next_use = _next_uses(kernels)
-    elapsed = 0.0
-    last: dict[Value, float] = {}
-    result = []
-    for k, used in enumerate(kernels):
-        read = written = 0.0
-        amount = sum(f.touched for f in used.values())
-        for root, f in used.items():
-            if f.read:
-                if isinstance(root.definition, Constant):
-                    missing = 0.0 if everything <= capacity else 1.0
-                else:
-                    distance = elapsed - last[root] + f.touched if root in last else everything
+class Movement:
+    """What the kernels of a schedule touch.
+
+    Args:
+        nests: of the kernels; made here where None.
+        line: of the caches, bytes.
+    """
+
+    def __init__(
+        self, schedule: Schedule, sizes: Sizes, nests: Sequence[Nest] | None = None, line: int = 64
+    ) -> None:
+        self.schedule, self.sizes = schedule, sizes
+        self._bytes: dict[Value, float] = {}
+        found = [nest(k, sizes) for k in schedule.kernels] if nests is None else nests
+        self.kernels = [Footprints(n, schedule.storage, sizes, self.size_of, line) for n in found]
+
+    def size_of(self, root: Value) -> float:
+        """Bytes of a root value."""
+        size = self._bytes.get(root)
+        if size is None:
+            count = self.sizes(self.schedule.storage.elements(root))
+            size = self._bytes[root] = count * E.numpy_dtype(root.dtype).itemsize
+        return size
+
+    def cold(self, capacity: float) -> float:
+        """Bytes that all kernels move past a cache of `capacity` bytes that is cold before each."""
+        return sum(f.read + f.written for k in self.kernels for f in k.past(capacity).values())
+
+    def traffic(self, capacity: float, alpha: float = ALPHA) -> list[Traffic]:
+        """What each kernel moves past a cache of `capacity` bytes, in a steady state of one inference
+        after the other."""
+        kernels = [k.past(capacity) for k in self.kernels]
+        everything = self._everything(kernels)
+        outputs = {self.schedule.storage.root(v) for v in self.schedule.program.outputs}
+        next_use = _next_uses(kernels)
+        elapsed = 0.0
+        last: dict[Value, float] = {}
+        result = []
+        for k, used in enumerate(kernels):
+            read = written = 0.0
+            for root, f in used.items():
+                if f.read:
+                    if isinstance(root.definition, Constant):
+                        missing = 0.0 if everything <= capacity else 1.0
+                    else:
+                        distance = elapsed - last[root] + f.touched if root in last else everything
+                        missing = miss_probability(min(distance, everything), capacity, alpha)
+                    read += missing * min(f.read, f.touched) + f.again
+                if f.written:
+                    later = next_use.get((k, root))
+                    distance = everything if later is None or root in outputs else later
                     missing = miss_probability(min(distance, everything), capacity, alpha)
-                read += missing * min(f.read, f.touched) + f.again
-            if f.written:
-                later = next_use.get((k, root))
-                distance = everything if later is None or root in outputs else later
-                written += miss_probability(min(distance, everything), capacity, alpha) * min(
-                    f.written, f.touched
-                )
-                written += max(f.written - f.touched, 0.0)
-        elapsed += amount
-        for root in used:
-            last[root] = elapsed
-        result.append(Traffic(read, written))
-    return result
+                    written += missing * min(f.written, f.touched) + max(f.written - f.touched, 0.0)
+            elapsed += sum(f.touched for f in used.values())
+            last.update(dict.fromkeys(used, elapsed))
+            result.append(Traffic(read, written))
+        return result
+
+    def _everything(self, kernels: Sequence[Mapping[Value, Footprint]]) -> float:
+        """Bytes of all that an inference touches: workspace, weights, inputs and outputs."""
+        roots: dict[Value, float] = {}
+        for used in kernels:
+            for root, f in used.items():
+                roots[root] = max(roots.get(root, 0.0), f.touched)
+        arena = self.schedule.arena
+        outside = sum(size for root, size in roots.items() if root not in arena)
+        inside = sum(size for root, size in roots.items() if root in arena)
+        return outside + min(inside, self.sizes(self.schedule.arena_bytes))
 
 
 def _next_uses(kernels: Sequence[Mapping[Value, Footprint]]) -> dict[tuple[int, Value], float]:
@@ -277,14 +326,3 @@ def _next_uses(kernels: Sequence[Mapping[Value, Footprint]]) -> dict[tuple[int, 
                 found[k, root] = starts[following[root]] - starts[k + 1] + kernels[k][root].touched
             following[root] = k
     return found
-
-
-def total_bytes(schedule: Schedule, sizes: Sizes, kernels: Sequence[Mapping[Value, Footprint]]) -> float:
-    """Bytes of everything an inference touches: workspace, weights, inputs and outputs."""
-    roots: dict[Value, float] = {}
-    for used in kernels:
-        for root, f in used.items():
-            roots[root] = max(roots.get(root, 0.0), f.touched)
-    outside = sum(size for root, size in roots.items() if root not in schedule.arena)
-    inside = sum(size for root, size in roots.items() if root in schedule.arena)
-    return outside + min(inside, sizes(schedule.arena_bytes))

@@ -25,7 +25,6 @@ from cuvil.schedule.lower import lower
 from cuvil.schedule.plan import Schedule, roots_of, schedule
 from cuvil.target.schema import Target
 
-
 QUANTILE = 0.95
 """Of late times where no target says another."""
 

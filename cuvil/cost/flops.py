@@ -54,15 +54,16 @@ class Work:
     scattered: float = 0.0
 
 
-def count(kernel: Kernel, storage: Storage, sizes: Sizes, lanes: int = 1) -> Work:
+def count(kernel: Kernel, storage: Storage, sizes: Sizes, lanes: int = 1, loops: Nest | None = None) -> Work:
     """The work of a kernel.
 
     Args:
         storage: layouts, which tell loads in a row from gathers.
         sizes: values of the symbolic sizes.
         lanes: f32 lanes of a vector; only `slots` depends on it.
+        loops: the kernel's nest; made here where None.
     """
-    return _Counter(kernel, nest(kernel, sizes), storage, sizes, lanes).run()
+    return _Counter(kernel, loops or nest(kernel, sizes), storage, sizes, lanes).run()
 
 
 @dataclass

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from cuvil.cost import dram, flops
-from cuvil.cost.nests import Sizes
+from cuvil.cost.nests import Sizes, nest
 from cuvil.cost.parameters import GROUPS, NAMES, PRIOR_DEVIATION, TAGS, Floats, Parameters, of_device
 from cuvil.ir.expr import is_float
 from cuvil.ir.loops import Kernel, Micro, walk
@@ -145,11 +145,12 @@ def features(
     """
     sizes = Sizes(bindings)
     alpha = device.parameters.alpha
-    outer = dram.traffic(schedule, sizes, device.outer, alpha, device.line)
-    inner = dram.traffic(schedule, sizes, device.inner, alpha, device.line)
+    nests = [nest(kernel, sizes) for kernel in schedule.kernels]
+    moved = dram.Movement(schedule, sizes, nests, device.line)
+    outer, inner = moved.traffic(device.outer, alpha), moved.traffic(device.inner, alpha)
     result = []
-    for kernel, far, near in zip(schedule.kernels, outer, inner):
-        work = flops.count(kernel, schedule.storage, sizes, device.lanes)
+    for kernel, loops, far, near in zip(schedule.kernels, nests, outer, inner):
+        work = flops.count(kernel, schedule.storage, sizes, device.lanes, loops)
         points = 1.0
         for v in kernel.parallel:
             points *= sizes(v.args[0])

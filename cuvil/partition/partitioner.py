@@ -10,7 +10,6 @@ from cuvil.cost.estimate import Cost, cpu_devices, estimate
 from cuvil.ir.graph import Graph
 from cuvil.partition.segments import Segment, segments
 
-
 ROUNDS = 4
 """Placements that are tried."""
 

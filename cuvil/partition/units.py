@@ -30,6 +30,9 @@ from cuvil.schedule.plan import Schedule, roots_of
 RISK_WEIGHT = 0.25
 """Weight of the quantile's excess over the expected time in the objective."""
 
+NEGLIGIBLE = 0.02
+"""Share of a unit's time by which it may miss what was expected without a correction."""
+
 
 @dataclass(frozen=True, eq=False)
 class Units:
@@ -55,7 +58,7 @@ class Units:
         """The device of each graph node."""
         return [self.devices[placement[u]] for u in self.unit]
 
-    def corrected(self, placement: Sequence[int], cost: Cost) -> Units:
+    def corrected(self, placement: Sequence[int], predicted: Cost) -> Units:
         """The same problem, with cuts as dear as they turned out to be.
 
         Where a tensor is cut it lies in memory in row-major order, and kernels on both sides may be
@@ -64,36 +67,29 @@ class Units:
         to lose as much in proportion.
         """
         actual = np.zeros(self.problem.nodes)
-        for k in cost.kernels:
-            found = next((self.names[n] for n in k.origin if n in self.names), None)
-            if found is not None:
-                actual[found] += k.latency
-        extra: dict[int, list[tuple[str, Any]]] = {}
-        tensors = self.problem.tensors
+        for k in predicted.kernels:
+            unit = next((self.names[n] for n in k.origin if n in self.names), None)
+            if unit is not None:
+                actual[unit] += k.latency
+        tensors = list(self.problem.tensors)
+        cut = [
+            k
+            for k, t in enumerate(tensors)
+            if any(placement[c] != placement[t.producer] for c in t.consumers)
+        ]
         for u, device in enumerate(placement):
             excess = actual[u] - self.expected[u, device]
-            if excess <= 0.02 * actual[u]:
+            if excess <= NEGLIGIBLE * actual[u]:
                 continue
-            share = excess * self.problem.cost[u] / self.problem.cost[u, device]
-            cut = [
-                k
-                for k, t in enumerate(tensors)
-                if any(placement[c] != placement[t.producer] for c in t.consumers)
-            ]
-            made = [("leave", k) for k in cut if tensors[k].producer == u]
-            read = [
-                ("enter", k)
-                for k in cut
-                if u in tensors[k].consumers and placement[tensors[k].producer] != device
-            ]
-            for kind, k in made or read:
-                extra.setdefault(k, []).append((kind, share / len(made or read)))
-        changed = list(tensors)
-        for k, parts in extra.items():
-            leave = tensors[k].leave + sum(x for kind, x in parts if kind == "leave")
-            enter = tensors[k].enter + sum(x for kind, x in parts if kind == "enter")
-            changed[k] = replace(tensors[k], leave=leave, enter=enter)
-        return replace(self, problem=replace(self.problem, tensors=tuple(changed)))
+            cost = self.problem.cost[u]
+            share = excess * cost / cost[device] if cost[device] > 0 else np.full(len(cost), excess)
+            made = [k for k in cut if tensors[k].producer == u]
+            read = [k for k in cut if u in tensors[k].consumers and placement[tensors[k].producer] != device]
+            for k in made:
+                tensors[k] = replace(tensors[k], leave=tensors[k].leave + share / len(made))
+            for k in () if made else read:
+                tensors[k] = replace(tensors[k], enter=tensors[k].enter + share / len(read))
+        return replace(self, problem=replace(self.problem, tensors=tuple(tensors)))
 
 
 def units(

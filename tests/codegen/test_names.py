@@ -20,8 +20,8 @@ NASTY = [
     "a*/ int evil(void){return 1;} /*", "a.b", "a_b", "a b", "A_B", "int", "free", "\U0001f600", "\U0001f601",
     "", "x" * 10_000, "x" * 9_999 + "y", "../../etc/x", "9lives", "line\nbreak\\\n#define evil 1", "??/",
     "%s%n", '"; evil(); "', "workspace", "next", "need", "arena", "m0", "n_N", "N", "size_t", "int64_t",
-    "NULL", "linux", "class", "typeof", "shape", "most", "total", "lo", "hi", "point", "b0", "in0", "out0", "base", "cv_idx",
-    "CUVIL_OK", "\x00", "a\x1b[31m", "main", "infer", "uint8_t", "restrict",
+    "NULL", "linux", "class", "typeof", "shape", "most", "total", "lo", "hi", "point", "b0", "in0", "out0",
+    "base", "cv_idx", "CUVIL_OK", "\x00", "a\x1b[31m", "main", "infer", "uint8_t", "restrict",
 ]  # fmt: skip
 
 

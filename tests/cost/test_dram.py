@@ -9,7 +9,7 @@ from cost_nets import conv, matmul, scheduled, unary
 from zoo.net import Net, i64
 
 from cuvil.cost import dram
-from cuvil.cost.dram import footprints, miss_probability, traffic
+from cuvil.cost.dram import Footprint, Movement, miss_probability
 from cuvil.cost.nests import Sizes
 from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr
@@ -69,9 +69,13 @@ def simulate(kernel: Kernel, storage: Storage, capacity: int) -> int:
 
 
 def moved(s: Schedule, capacity: float) -> float:
-    return sum(
-        f.read + f.written for k in s.kernels for f in footprints(k, s.storage, Sizes(), capacity).values()
-    )
+    """Bytes that all kernels move past a cold cache."""
+    return Movement(s, Sizes()).cold(capacity)
+
+
+def last_footprints(s: Schedule, capacity: float) -> dict[Value, Footprint]:
+    """What the last kernel moves past a cold cache."""
+    return Movement(s, Sizes()).kernels[-1].past(capacity)
 
 
 @pytest.mark.parametrize("capacity", [2048, 16384])
@@ -133,8 +137,8 @@ def test_the_further_back_the_last_use_the_more_likely_a_miss() -> None:
 def test_weights_are_read_each_time_unless_everything_fits() -> None:
     s = scheduled(matmul(1, 256, 256))
     weights = 256 * 256 * 4
-    assert traffic(s, Sizes(), 8 * MIB)[0].read < 100
-    small = traffic(s, Sizes(), 64 << 10)[0]
+    assert Movement(s, Sizes()).traffic(8 * MIB)[0].read < 100
+    small = Movement(s, Sizes()).traffic(64 << 10)[0]
     assert weights <= small.read <= weights + 256 * 4
 
 
@@ -149,8 +153,8 @@ def test_a_tensor_that_comes_back_soon_is_still_in_the_cache() -> None:
 
     s = scheduled(build)
     size = 64 * 256 * 4
-    reads = [t.read for t in traffic(s, Sizes(), size / 4)]
-    warm = [t.read for t in traffic(s, Sizes(), 64 * size)]
+    reads = [t.read for t in Movement(s, Sizes()).traffic(size / 4)]
+    warm = [t.read for t in Movement(s, Sizes()).traffic(64 * size)]
     assert all(r > 0.3 * size for r in reads[:2])
     assert all(r < 0.05 * size for r in warm)
     assert reads[-1] > reads[1], "the last kernel also reads what was made long ago"
@@ -162,15 +166,13 @@ def test_strided_reads_touch_whole_lines() -> None:
         net.output(net.op("Slice", x, i64(0, 0), i64(64, 1), i64(0, 1)), "y", [64, 1])
 
     s = scheduled(build)
-    (kernel,) = s.kernels
-    found = footprints(kernel, s.storage, Sizes(), MIB)
+    found = last_footprints(s, MIB)
     assert {f.read for f in found.values() if f.read} == {64 * 64}  # 64 lines of 64 bytes
     assert {f.written for f in found.values() if f.written} == {64 * 4}
 
 
 def test_overlapping_windows_count_once() -> None:
     s = scheduled(conv(4, 4, 3, 32))
-    last = s.kernels[-1]
-    found = footprints(last, s.storage, Sizes(), 1 << 30)
+    found = last_footprints(s, 1 << 30)
     padded = 4 * 34 * 34 * 4
     assert padded in {f.touched for f in found.values()}
