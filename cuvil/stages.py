@@ -36,6 +36,7 @@ Shapes = Mapping[str, Sequence[int | str]]
 Progress = Callable[[str], None]
 
 
+@expr.fresh()
 def run_import(model: Path, out: Layout, shapes: Shapes | None = None, io_format: str = "nchw") -> None:
     """Read, check and simplify a model into ``graph.onnx``.
 
@@ -43,7 +44,6 @@ def run_import(model: Path, out: Layout, shapes: Shapes | None = None, io_format
         shapes: sizes (or names) of dimensions, by input.
         io_format: ``nchw`` as the model has it, or ``nhwc`` for channels-last inputs and outputs.
     """
-    expr.clear()
     graph = import_model(model, shapes)
     graph.name = out.model
     if io_format == "nhwc":
@@ -54,9 +54,9 @@ def run_import(model: Path, out: Layout, shapes: Shapes | None = None, io_format
     write_model(graph, out.graph)
 
 
+@expr.fresh()
 def run_partition(out: Layout, target: Mapping[str, Any]) -> None:
     """Place the graph on the devices of the target's ``partition`` slice."""
-    expr.clear()
     graph = read_model(out.graph)
     result = partitioner.partition(graph, target)
     for device in out.devices:
@@ -105,10 +105,10 @@ def device_code(
     return program.render(parts, out.stem(device), int(options.get("threads", 1)))
 
 
+@expr.fresh()
 def run_codegen(out: Layout, device: str, target: Mapping[str, Any], tuned: bool = True) -> None:
     """Generate the C, weights and plan of one device from the target's ``codegen`` slice; with
     `tuned` False from plain loops alone."""
-    expr.clear()
     graph = read_model(out.quantized(device))
     code = device_code(graph, out, device, target["devices"][device], tuned)
     files = out.generated(device)

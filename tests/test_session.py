@@ -357,3 +357,27 @@ def test_large_gather_of_run_time_indices(tmp_path: Path) -> None:
     session.run(
         None, {"i": i64(1 << 40, -(1 << 40), 10, -11, np.iinfo(np.int64).max, np.iinfo(np.int64).min)}
     )
+
+
+def test_compiles_in_several_threads_do_not_mix(tmp_path: Path) -> None:
+    models = [b.mlp(sizes=(6, 8, 3)), b.bert_encoder_layer(hidden=16, heads=2, ffn=24)]
+    for n, model in enumerate(models):
+        onnx.save(model, tmp_path / f"net{n}.onnx")
+
+    def source(n: int, name: str) -> str:
+        cuvil.compile(tmp_path / f"net{n}.onnx", target=host(), output=tmp_path / name)
+        return next((tmp_path / name / "codegen").glob("net*_*.c")).read_text()
+
+    wanted = [source(n, f"alone{n}") for n in range(2)]
+    found: dict[tuple[int, int], str] = {}
+
+    def repeat(n: int) -> None:
+        for k in range(3):
+            found[n, k] = source(n, f"thread{n}_{k}")
+
+    threads = [threading.Thread(target=repeat, args=(n,)) for n in range(2)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert found == {(n, k): wanted[n] for n in range(2) for k in range(3)}

@@ -11,6 +11,7 @@ from cuvil.frontend.functions import expand_functions
 from cuvil.frontend.infer import check_strictly, infer_types
 from cuvil.frontend.onnx_reader import Shapes, read_model
 from cuvil.frontend.opset import upgrade
+from cuvil.frontend.scalars import make_scalars
 from cuvil.ir.graph import Graph
 
 FIRST_FOLDABLE_OPSET = 11
@@ -48,13 +49,18 @@ def canonicalize(graph: Graph) -> None:
     if graph.opset >= FIRST_FOLDABLE_OPSET:
         _simplify(graph)
     upgrade(graph)
-    infer_types(graph)
-    _simplify(graph)
+    _settle(graph)
     if expand_functions(graph):
-        infer_types(graph)
-        _simplify(graph)
+        _settle(graph)
     check_graph(graph)
     check_strictly(graph)
+
+
+def _settle(graph: Graph) -> None:
+    infer_types(graph)
+    if make_scalars(graph):
+        infer_types(graph)
+    _simplify(graph)
 
 
 def _simplify(graph: Graph) -> None:

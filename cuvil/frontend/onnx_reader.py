@@ -39,6 +39,9 @@ DOMAINS = ("", MICROSOFT)
 PREVIEW = "ai.onnx.preview"
 """The domain of operators that the standard is trying out; each has a function that defines it."""
 
+STATED: dict[str, dict[str, Any]] = {"STFT": {"onesided": 1}}
+"""Defaults of attributes that onnx's shape inference has wrong: they are written out."""
+
 NO_NAMES = ("?", "None", "-1")
 """What exporters write where a dimension has no name; two of them are not the same size."""
 
@@ -290,6 +293,7 @@ class _Reader:
             if attribute.name in attrs:
                 raise ModelError(f"attribute '{attribute.name}' is given twice", where)
             attrs[attribute.name] = self._attribute(attribute, visible, depth, where)
+        attrs = {**STATED.get(proto.op_type, {}), **attrs} if not domain else attrs
         pairs = ((entry.key, entry.value) for entry in proto.metadata_props)
         metadata = {key: text for key, text in pairs if isinstance(key, str) and isinstance(text, str)}
         return Node(proto.op_type, list(proto.input), list(proto.output), attrs, proto.name, domain, metadata)

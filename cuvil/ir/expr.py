@@ -15,7 +15,9 @@ apart they would import each other in a ring.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Union
 
 import ml_dtypes
@@ -170,6 +172,18 @@ def clear() -> None:
     global _serial
     _interned.clear()
     _serial = 0
+
+
+_lock = threading.RLock()
+
+
+@contextmanager
+def fresh() -> Iterator[None]:
+    """An empty table of nodes for one stage of a compile; also a decorator.  Other threads wait: they
+    share the table, and the order of nodes decides what the generated code looks like."""
+    with _lock:
+        clear()
+        yield
 
 
 # --- leaves -------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from cuvil.cost.estimate import Cost, cpu_devices, estimate
 from cuvil.ir.graph import Graph
 from cuvil.partition.segments import Segment, segments
 
-ROUNDS = 4
-"""Placements that are tried."""
+ROUNDS = 3
+"""Rounds of placing, and of predicting the kernels that result."""
 
 
 @dataclass(frozen=True)
@@ -126,20 +126,23 @@ def _solved(
     made = units(graph, target, devices, sizes)
     best: Partition | None = None
     bound = 0.0
-    seen = set()
+    seen: set[tuple[int, ...]] = set()
     learned = made
     for _ in range(ROUNDS):
         solution = solver.solve(learned.problem, objective)
         bound = bound or solution.lower_bound
-        if tuple(solution.placement) in seen:
-            break
-        seen.add(tuple(solution.placement))
-        placed = segments(graph, learned.placed(solution.placement))
-        cost = estimate(graph, target, sizes, placed)
-        weighed = _loads(devices, cost, RISK_WEIGHT)
-        value = sum(weighed.values()) if objective == "latency" else max(weighed.values())
-        if best is None or value < best.value:
-            used = made.problem.used(solution.placement)
+        for placement in (solution.chain, solution.placement):
+            if placement is None or tuple(placement) in seen:
+                continue
+            seen.add(tuple(placement))
+            placed = segments(graph, learned.placed(placement))
+            cost = estimate(graph, target, sizes, placed)
+            weighed = _loads(devices, cost, RISK_WEIGHT)
+            value = sum(weighed.values()) if objective == "latency" else max(weighed.values())
+            learned = learned.corrected(placement, cost)
+            if best is not None and value >= best.value:
+                continue
+            used = made.problem.used(placement)
             best = Partition(
                 placed,
                 left_out,
@@ -147,12 +150,11 @@ def _solved(
                 objective,
                 value,
                 min(bound, value),
-                solution.method,
+                solution.method if placement is solution.placement else "dynamic programming over ideals",
                 _loads(devices, cost),
                 {m: int(b) for m, b in zip(made.memories, used)},
                 made.problem.nodes,
             )
-        learned = learned.corrected(solution.placement, cost)
     assert best is not None
     return best
 

@@ -36,6 +36,7 @@ class Solution:
         lower_bound: no placement has a smaller one.
         method: what found it.
         contiguous: objective of the best contiguous placement that was found (throughput only).
+        chain: that placement.
         complete: all ideals were looked at, so that `contiguous` is the contiguous optimum.
     """
 
@@ -44,6 +45,7 @@ class Solution:
     lower_bound: float
     method: str
     contiguous: float = math.nan
+    chain: Placement | None = None
     complete: bool = False
 
     @property
@@ -77,7 +79,7 @@ def _single(problem: Problem) -> Solution:
     if not problem.fits(placement):
         raise _does_not_fit(problem)
     value = float(problem.loads(placement).sum())
-    return Solution(placement, value, value, "single device", value, True)
+    return Solution(placement, value, value, "single device", value, placement, True)
 
 
 def _does_not_fit(problem: Problem) -> CuvilError:
@@ -186,10 +188,11 @@ def _throughput(problem: Problem, limit: int, moves: int, runs: int) -> Solution
         complete = fine.complete
         found = ideals.contiguous(problem, fine, found[0] if found else math.inf) or found
     candidates = [p for p in _starts(problem) if problem.fits(p)]
-    contiguous = math.nan
+    contiguous, chain = math.nan, None
     if found is not None and problem.fits(found[1]):
-        contiguous = float(problem.loads(found[1]).max())
-        candidates.append(found[1])
+        chain = found[1]
+        contiguous = float(problem.loads(chain).max())
+        candidates.append(chain)
     if not candidates:
         raise _does_not_fit(problem)
     start = min(candidates, key=lambda p: float(problem.loads(p).max()))
@@ -199,7 +202,7 @@ def _throughput(problem: Problem, limit: int, moves: int, runs: int) -> Solution
     if not value >= contiguous * (1 - 1e-12):
         method = "local search"
     bound = min(throughput_bound(problem), value)
-    return Solution(best, value, bound, method, contiguous, complete)
+    return Solution(best, value, bound, method, contiguous, chain, complete)
 
 
 def throughput_bound(problem: Problem, steps: int = 400) -> float:

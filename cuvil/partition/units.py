@@ -40,6 +40,7 @@ class Units:
 
     Attributes:
         problem: its nodes are the units, its devices those of `devices`; costs in seconds.
+        plain: the problem before corrections.
         unit: of each graph node.
         expected: [n, D] expected times of the units, without weight on their quantiles.
         devices: names.
@@ -48,6 +49,7 @@ class Units:
     """
 
     problem: Problem
+    plain: Problem
     unit: list[int]
     expected: Any
     devices: list[str]
@@ -67,24 +69,23 @@ class Units:
         to lose as much in proportion.
         """
         actual = np.zeros(self.problem.nodes)
-        for k in predicted.kernels:
-            unit = next((self.names[n] for n in k.origin if n in self.names), None)
+        for kernel in predicted.kernels:
+            unit = next((self.names[n] for n in kernel.origin if n in self.names), None)
             if unit is not None:
-                actual[unit] += k.latency
-        tensors = list(self.problem.tensors)
-        cut = [
-            k
-            for k, t in enumerate(tensors)
-            if any(placement[c] != placement[t.producer] for c in t.consumers)
-        ]
+                actual[unit] += kernel.latency
+        before, tensors = self.plain.tensors, list(self.problem.tensors)
+        sources = [placement[t.producer] for t in tensors]
+        cut = [k for k, t in enumerate(tensors) if {placement[c] for c in t.consumers} != {sources[k]}]
         for u, device in enumerate(placement):
-            excess = actual[u] - self.expected[u, device]
+            made = [k for k in cut if tensors[k].producer == u]
+            read = [k for k in cut if u in tensors[k].consumers and sources[k] != device]
+            known = sum(float((tensors[k].leave - before[k].leave)[device]) for k in made)
+            known += sum(float((tensors[k].enter - before[k].enter)[sources[k], device]) for k in read)
+            excess = actual[u] - self.expected[u, device] - known
             if excess <= NEGLIGIBLE * actual[u]:
                 continue
             cost = self.problem.cost[u]
             share = excess * cost / cost[device] if cost[device] > 0 else np.full(len(cost), excess)
-            made = [k for k in cut if tensors[k].producer == u]
-            read = [k for k in cut if u in tensors[k].consumers and placement[tensors[k].producer] != device]
             for k in made:
                 tensors[k] = replace(tensors[k], leave=tensors[k].leave + share / len(made))
             for k in () if made else read:
@@ -125,7 +126,7 @@ def units(
     np.add.at(whole, unit, expected)
     names = {n: unit[i] for n, indices in mapper.named.items() for i in indices}
     names |= {n: unit[i] for n, i in mapper.producer.items() if n not in names}
-    return Units(problem, unit, whole, list(devices), memories, names)
+    return Units(problem, problem, unit, whole, list(devices), memories, names)
 
 
 def _costs(

@@ -109,11 +109,7 @@ def test_convolution_is_above_the_lower_bound(capacity: int, tuned: bool) -> Non
     image, weights, result = c * size * size, o * c * kernel * kernel, o * size * size
     macs = result * c * kernel * kernel
     bound = 4 * dram.convolution_bound(image, weights, result, macs, kernel * kernel, capacity / 4)
-    last = s.kernels[-1]
-    assert (
-        sum(f.read + f.written for f in footprints(last, s.storage, Sizes(), capacity).values())
-        >= 0.5 * bound
-    )
+    assert sum(f.read + f.written for f in last_footprints(s, capacity).values()) >= 0.5 * bound
     assert moved(s, capacity) >= bound
 
 

@@ -420,3 +420,10 @@ def test_a_preview_operator_that_does_not_fit_is_refused() -> None:
         "node 'y' (Foo): operator domain 'ai.onnx.preview' is not supported, "
         "only 'ai.onnx' and 'com.microsoft' are"
     )
+
+
+def test_stft_is_one_sided_by_default() -> None:
+    """The specification's default; onnx's shape inference takes the other."""
+    inputs, constants = {"x": (F32, [1, 128, 1])}, {"s": np.int64(8), "l": np.int64(16)}
+    graph = read(one("STFT", inputs, constants, ["x", "s", "", "l"]))
+    assert graph.types["y"].shape == (1, 15, 9, 2)

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from placed_nets import DIGITS, branches, graph, reshaped, residual, slice_of
 from zoo.net import Net, f32
@@ -7,6 +10,7 @@ from zoo.net import Net, f32
 from cuvil.cost.estimate import estimate
 from cuvil.frontend.onnx_reader import read_model
 from cuvil.ir.graph import Graph
+from cuvil.partition.segments import segments
 from cuvil.partition.units import Units, units
 
 DEVICES = ["socket0", "socket1"]
@@ -115,3 +119,22 @@ def test_symbolic_batch() -> None:
     one, many = made(net), made(net, N=64)
     assert one.unit == many.unit and one.problem.nodes >= 6
     assert many.problem.cost.sum() > 20 * one.problem.cost.sum()
+
+
+def test_a_cut_is_as_dear_as_it_turned_out_to_be() -> None:
+    """A unit that became slower because its result is cut: the excess goes to that tensor, once."""
+    net = graph(residual)
+    found = made(net)
+    placement = [0] + [1] * (found.problem.nodes - 1)
+    cost = estimate(net, slice_of("xeon-2s"), segments=segments(net, found.placed(placement)))
+    slower = replace(cost.kernels[0], latency=float(found.expected[0, 0]) + 1e-3)
+    rest = tuple(replace(k, latency=0.0) for k in cost.kernels[1:])
+    learned = found.corrected(placement, replace(cost, kernels=(slower, *rest)))
+    (before,), (after,) = ([t for t in u.problem.tensors if t.producer == 0] for u in (found, learned))
+    assert (after.leave - before.leave)[0] == pytest.approx(1e-3, rel=1e-6)
+    assert np.array_equal(after.enter, before.enter)
+    again = learned.corrected(placement, replace(cost, kernels=(slower, *rest)))
+    assert again.problem.tensors[0].leave == pytest.approx(learned.problem.tensors[0].leave)
+    assert found.problem.loads(placement)[0] < learned.problem.loads(placement)[0]
+    others = [t for t in learned.problem.tensors if t.producer != 0]
+    assert all(not t.leave.any() for t in others)
