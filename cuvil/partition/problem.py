@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -134,14 +133,3 @@ def contract(problem: Problem, together: Sequence[Sequence[int]]) -> tuple[Probl
             tensors.append(Tensor(group[t.producer], consumers, t.leave, t.enter))
     made = Problem(cost, size, tuple(tensors), problem.memory_of, problem.capacity, problem.alike)
     return made, group
-
-
-def summary(problem: Problem, placement: Sequence[int]) -> dict[str, Any]:
-    """Figures of a placement for reports: loads, the largest, their sum, bytes by memory."""
-    loads = problem.loads(placement)
-    return {
-        "loads": [float(x) for x in loads],
-        "throughput": float(loads.max(initial=0.0)),
-        "latency": float(loads.sum()),
-        "memory": [float(x) for x in problem.used(placement)],
-    }

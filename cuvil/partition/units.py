@@ -24,7 +24,7 @@ from cuvil.cost.estimate import Cost, machine_of, scheduled
 from cuvil.cost.nests import Sizes
 from cuvil.ir.graph import Graph, captured
 from cuvil.ir.loops import Kernel
-from cuvil.partition.problem import Problem, Tensor, contract
+from cuvil.partition.problem import Floats, Problem, Tensor, contract
 from cuvil.schedule.plan import Schedule, roots_of
 
 RISK_WEIGHT = 0.25
@@ -51,7 +51,7 @@ class Units:
     problem: Problem
     plain: Problem
     unit: list[int]
-    expected: Any
+    expected: Floats
     devices: list[str]
     memories: list[str]
     names: dict[str, int]
@@ -136,7 +136,7 @@ def _costs(
     schedules: Sequence[Schedule],
     homes: Mapping[int, list[list[int]]],
     bindings: Mapping[str, int],
-) -> tuple[Any, Any]:
+) -> tuple[Floats, Floats]:
     """[node, device] expected seconds, and with a weight on the quantile; a kernel's on the first of
     its nodes."""
     quantile = float(target["partition"]["quantile"])
@@ -163,7 +163,7 @@ def _tensors(
     board = transfers.topology(target)
     quantile = float(target["partition"]["quantile"])
     leave = np.zeros(len(devices))
-    by_size: dict[int, Any] = {}
+    by_size: dict[int, Floats] = {}
     found = []
     for name, producer in mapper.producer.items():
         readers = tuple(v for v in mapper.readers.get(name, ()) if v != producer)

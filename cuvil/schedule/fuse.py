@@ -20,6 +20,10 @@ MATH_COST = 12
 """Weight of an elementary function against one addition, for the decision to compute twice."""
 
 
+MAX_NESTING = 100
+"""Levels of a fused expression; C compilers promise no more than 256 nested brackets."""
+
+
 def reachable(program: Program) -> list[Value]:
     """The values that outputs depend on, in the program's order."""
     needed: set[Value] = set(program.inputs)
@@ -74,6 +78,15 @@ def cost(body: Expr) -> int:
     return total
 
 
+def nesting(value: Value) -> int:
+    """Levels of the expression of a value's elements."""
+    d = value.definition
+    level: dict[Expr, int] = {}
+    for e in E.walk(d.body) if isinstance(d, (Map, Reduce)) else ():
+        level[e] = 1 + max((level[a] for a in e.args if e.op != "var"), default=0)
+    return max(level.values(), default=0)
+
+
 def is_contraction(value: Value) -> bool:
     """A sum of products of two different loads: a matrix product or a convolution."""
     d = value.definition
@@ -110,11 +123,15 @@ class Inliner:
                 self.readers[source].append(value)
         self.roots: dict[Value, set[Value]] = {}
         self.inlined: set[Value] = set()
+        self.levels: dict[Value, int] = {}
 
     def run(self) -> None:
         for value in reversed(self.program.values):
-            if self._vanishes(value):
+            above = max((self.levels[r] for r in self.readers[value]), default=0)
+            self.levels[value] = nesting(value)
+            if above + self.levels[value] <= MAX_NESTING and self._vanishes(value):
                 self.inlined.add(value)
+                self.levels[value] += above
         rewritten: dict[Value, Expr] = {}
         for value in self.program.values:
             self._rewrite(value, rewritten)
