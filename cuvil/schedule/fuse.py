@@ -127,7 +127,7 @@ class Inliner:
 
     def run(self) -> None:
         for value in reversed(self.program.values):
-            above = max((self.levels[r] for r in self.readers[value]), default=0)
+            above = max((self.levels.get(r, 0) for r in self.readers[value]), default=0)
             self.levels[value] = nesting(value)
             if above + self.levels[value] <= MAX_NESTING and self._vanishes(value):
                 self.inlined.add(value)

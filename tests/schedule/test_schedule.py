@@ -15,6 +15,7 @@ from zoo.net import Net, f32, i64
 
 from cuvil.ir.primitives import static
 from cuvil.schedule import verify
+from cuvil.schedule.fuse import MAX_NESTING, nesting
 from cuvil.schedule.plan import Schedule
 
 PLAIN = Isa(None)
@@ -337,3 +338,26 @@ def test_schedules_are_the_same_each_time() -> None:
     assert [k.name for k in one.kernels] == [k.name for k in two.kernels]
     assert one.weights == two.weights
     assert [v.name for v in one.arena] == [v.name for v in two.arena]
+
+
+def test_long_chains_are_cut_into_statements() -> None:
+    """Expressions stay within what compilers take: 256 nested brackets."""
+    net = Net("n", 1)
+    y = net.input("x", [4])
+    for n in range(400):
+        y = net.op(("Tanh", "Neg", "Sigmoid")[n % 3], y)
+    net.output(y, "y", [4])
+    s = scheduled(net)
+    assert work(s) == ["map"] and arena(s) == 0
+    assert max(map(nesting, s.program.values)) <= MAX_NESTING
+
+
+def test_layer_norm_in_its_parts_is_one_kernel_too() -> None:
+    net = Net("n", 1)
+    x = net.input("x", [6, 32])
+    centred = net.op("Sub", x, net.op("ReduceMean", x, axes=[-1]))
+    variance = net.op("ReduceMean", net.op("Mul", centred, centred), axes=[-1])
+    y = net.op("Div", centred, net.op("Sqrt", net.op("Add", variance, f32(1e-5))))
+    net.output(net.op("Mul", y, net.bias(32)), "y", [6, 32])
+    s = scheduled(net)
+    assert work(s) == ["rows"] and arena(s) == 0
