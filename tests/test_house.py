@@ -113,3 +113,9 @@ def test_repository_is_free_of(what: str) -> None:
         text = data.decode("utf-8")
         found += [f"{path.relative_to(ROOT)}: {match[0]!r}" for match in pattern.finditer(text)]
     assert not found
+
+
+def test_names_of_test_files_are_unique() -> None:
+    """pytest imports test files by their names alone."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
