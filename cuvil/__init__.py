@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from cuvil.errors import CuvilError
+
 __version__ = "0.1.0"
+__all__ = ["CuvilError", "Session", "compile"]
 
 
 def __getattr__(name: str) -> object:
