@@ -35,7 +35,7 @@ class _Network:
         import networkx as nx
 
         top = max((c for c in self.capacity.values() if c < math.inf), default=1.0)
-        graph = nx.DiGraph()
+        graph: nx.DiGraph[Any] = nx.DiGraph()
         graph.add_nodes_from((_SOURCE, _SINK))
         for (tail, head), weight in self.capacity.items():
             if weight == math.inf:

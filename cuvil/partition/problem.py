@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -98,7 +99,7 @@ class Problem:
         quotient = nx.DiGraph(
             (placement[a], placement[b]) for a, b in self.edges() if placement[a] != placement[b]
         )
-        return bool(nx.is_directed_acyclic_graph(quotient))  # type: ignore[no-untyped-call]
+        return bool(nx.is_directed_acyclic_graph(quotient))
 
 
 def contract(problem: Problem, together: Sequence[Sequence[int]]) -> tuple[Problem, list[int]]:
@@ -111,8 +112,8 @@ def contract(problem: Problem, together: Sequence[Sequence[int]]) -> tuple[Probl
 
     merged = nx.utils.UnionFind(range(problem.nodes))
     for nodes in together:
-        merged.union(*nodes)  # type: ignore[no-untyped-call]
-    graph = nx.DiGraph()
+        merged.union(*nodes)
+    graph: nx.DiGraph[Any] = nx.DiGraph()
     graph.add_nodes_from(merged[v] for v in range(problem.nodes))
     graph.add_edges_from((merged[a], merged[b]) for a, b in problem.edges() if merged[a] != merged[b])
     condensed = nx.condensation(graph)

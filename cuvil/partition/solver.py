@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -152,7 +153,7 @@ def _first_fit(problem: Problem) -> list[Placement]:
     """In topological order, each node to the cheapest device that has room."""
     import networkx as nx
 
-    graph = nx.DiGraph()
+    graph: nx.DiGraph[Any] = nx.DiGraph()
     graph.add_nodes_from(range(problem.nodes))
     graph.add_edges_from(problem.edges())
     room = problem.capacity.copy()

@@ -402,7 +402,7 @@ class _Checker:
 
     def connected(self, target: Target) -> None:
         """Every part of the board is reachable from the first memory."""
-        graph = nx.Graph()
+        graph: nx.Graph[Any] = nx.Graph()
         attached: list[Device | RootPort] = [*target.devices, *target.pcie.root_ports]
         graph.add_nodes_from(item.name for _, items in _groups(target) for item in items)
         graph.add_edges_from((memory.name, other) for memory in target.memories for other in memory.remote)

@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import networkx as nx
 
@@ -65,7 +65,7 @@ class Topology:
 
     def __init__(self, target: Target) -> None:
         self.target = target
-        self.graph = nx.DiGraph()
+        self.graph: nx.DiGraph[Any] = nx.DiGraph()
         pcie = target.pcie
         for kind, items in (
             ("device", target.devices),
