@@ -28,7 +28,7 @@ MAX_LINES = 600
 
 FORBIDDEN = {
     "an absolute path of some machine": r"(?<![\w.~-])/(?:root|work|home|mnt|opt|srv|tmp/[a-z])(?:/|\b)",
-    "the host of a package registry": r"\b(?:py[p]i\.org|python[h]osted\.org|proxy\.[g]olang\.org|[r]egistry\.[n]pmjs)",
+    "the host of a package registry": r"\b(?:py[p]i\.org|python[h]osted\.org|[r]egistry\.[n]pmjs)",
     "a merge conflict": r"^(?:<{7}|>{7}) ",
 }
 THIS_FILE = Path(__file__).resolve()
