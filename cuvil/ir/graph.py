@@ -18,8 +18,6 @@ Dim = Union[int, str]
 
 Shape = tuple[Dim, ...]
 
-Attribute = Union[int, float, str, bytes, list[int], list[float], list[str], np.ndarray, "Graph"]
-
 
 @dataclass(frozen=True)
 class TensorType:

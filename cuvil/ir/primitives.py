@@ -428,10 +428,6 @@ class Builder:
     def cast(self, x: Value, dtype: str) -> Value:
         return x if x.dtype == dtype else self.elementwise(lambda e: E.cast(e, dtype), x)
 
-    def shape_of(self, x: Value) -> Value:
-        """The shape of `x` as an int64 vector, known at compile time up to symbols."""
-        return self.vector(x.shape)
-
     def vector(self, entries: Sequence[Operand]) -> Value:
         """An int64 vector of index expressions."""
         sizes = [E.wrap(s, E.INDEX) for s in entries]

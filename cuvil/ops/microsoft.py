@@ -164,7 +164,6 @@ def qgemm(c: Context) -> Value:
 
 
 @lowering("SimplifiedLayerNormalization", domain=DOMAIN)
-@lowering("SimplifiedLayerNormalization")
 def simplified_layer_normalization(c: Context) -> list[Value]:
     """x / sqrt(mean(x * x) + epsilon) * scale."""
     return rms_norm(c, c.x, c[1], c.axis(c.x.rank, -1))

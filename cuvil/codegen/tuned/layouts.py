@@ -49,13 +49,11 @@ def _wants(value: Value, region: set[Value]) -> bool:
     if as_join(value) is not None:
         return all(e.attr in region for e in sources)
     big = [e for e in sources if e.attr.rank == value.rank and static(e.attr.shape[1]) == channels]
-    if not big or not any(e.attr in region for e in big):
+    blocked_ones = [e for e in big if e.attr in region]
+    if not blocked_ones:
         return False
-    return all(
-        e.attr in region and e.args[0] is d.axes[0] and e.args[1] is d.axes[1]
-        for e in big
-        if e.attr in region
-    ) or (all(e.args[1] is d.axes[1] for e in big))
+    in_step = all(e.args[0] is d.axes[0] and e.args[1] is d.axes[1] for e in blocked_ones)
+    return in_step or all(e.args[1] is d.axes[1] for e in big)
 
 
 def _is_convolution(value: Value, d: Map | Reduce) -> bool:
@@ -63,11 +61,7 @@ def _is_convolution(value: Value, d: Map | Reduce) -> bool:
     assert isinstance(d, Reduce)
     for e in definition_loads(value):
         if e.attr.rank == value.rank and len(d.reduced) == value.rank - 1 and e.args[0] is not d.axes[1]:
-            return all(
-                set(E.variables(i)) <= {*d.axes, *d.reduced}
-                and d.axes[k + 2] in (*E.variables(i), d.axes[k + 2])
-                for k, i in enumerate(e.args[2:])
-            )
+            return all(set(E.variables(i)) <= {*d.axes, *d.reduced} for i in e.args[2:])
     return False
 
 

@@ -19,9 +19,6 @@ from cuvil.ir.expr import Expr
 from cuvil.ir.primitives import Constant, Map, Program, Reduce, Value, static
 from cuvil.schedule.storage import Layout, Storage
 
-MAX_DYNAMIC_PANEL = 1 << 16
-"""Columns beyond which an operand computed at run time is not packed."""
-
 
 @dataclass(eq=False)
 class Contraction:
