@@ -170,7 +170,7 @@ def test_symbolic_sizes() -> None:
     n, m = E.sym("N"), E.sym("M")
     np.testing.assert_array_equal(b(b.build.reshape(v, [m, n])), x.reshape(4, 3))
     np.testing.assert_array_equal(b(b.build.map([n * m + 1], lambda i: E.cast(i, "int32"))), np.arange(13))
-    assert b(b.build.shape_of(v)).tolist() == [3, 4]
+    assert b(b.build.vector(v.shape)).tolist() == [3, 4]
 
 
 @pytest.mark.parametrize("combine", ["set", "sum", "max", "min", "prod"])
@@ -224,7 +224,7 @@ def test_constants_are_followed_through_definitions() -> None:
     """Elements of small computed vectors are numbers or sizes, not loads."""
     b = Bench(N=5)
     v = b.input(normal(5), "N")
-    shape = b.build.shape_of(v)
+    shape = b.build.vector(v.shape)
     doubled = b.build.elementwise(lambda e: e * 2, shape)
     assert doubled[0] is E.sym("N") * 2
     total = b.build.reduce_axes("prod", b.build.vector([E.sym("N"), 3]), [0], keepdims=False)
