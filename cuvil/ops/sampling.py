@@ -6,10 +6,14 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+from cuvil import limits
 from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr
-from cuvil.ir.primitives import Builder, Value, elements, unflatten
+from cuvil.ir.loops import Accumulate, Declare, For, If, Stmt, Store
+from cuvil.ir.primitives import Builder, Value, depends_on_data, elements, identity, unflatten
+from cuvil.ops.reduction import widened
 from cuvil.ops.registry import Context, lowering
 from cuvil.ops.resize import cubic
 
@@ -28,7 +32,7 @@ Term = Callable[[Sequence[Expr], Sequence[Expr]], Expr]
 def affine_grid(c: Context) -> Value:
     """Positions of an even grid over [-1, 1], mapped by each batch entry's affine matrix."""
     theta = c.x
-    sizes = c.known_ints(1, "size") or []
+    sizes = c.ints(1, "size") or []
     spatial = sizes[2:]
     rank = len(spatial)
 
@@ -67,7 +71,7 @@ def grid_sample(c: Context) -> Value:
         """Where a point of the grid lies on an axis of X, in elements."""
         g, size = grid[(*at, E.const(rank - 1 - axis))], E.cast(spatial[axis], kind)
         p = (g + 1) * 0.5 * (size - 1) if aligned else ((g + 1) * size - 1) * 0.5
-        return E.minimum(E.maximum(E.const(-FAR, kind), p), FAR)
+        return bounded(p)
 
     positions = [b.map([grid.shape[0], *places], lambda *at, a=a: position(at, a)) for a in range(rank)]
 
@@ -88,20 +92,25 @@ def grid_sample(c: Context) -> Value:
 
     def term(at: Sequence[Expr], offsets: Sequence[Expr]) -> Expr:
         n, channel, *place = at
-        where, weight, inside = [], E.const(1, kind), E.const(True, "bool")
+        where, share, inside = [], E.const(1, kind), E.const(True, "bool")
         for axis, offset in enumerate(offsets):
             p = positions[axis][(n, *place)]
             index, found = source(first(p) + offset, spatial[axis])
             where.append(index)
             inside &= found
-            weight = weight * _weight(p, offset, taps)
+            share = share * weight(p, offset, taps)
         value = E.select(inside, E.load(x, (n, channel, *where)), E.const(0, x.dtype))
-        return value if taps == 1 else E.cast(value, kind) * weight
+        return value if taps == 1 else E.cast(value, kind) * share
 
     return b.cast(_weighted_sum(b, [x.shape[0], x.shape[1], *places], [taps] * rank, term), x.dtype)
 
 
-def _weight(p: Expr, offset: Expr, taps: int) -> Expr:
+def bounded(p: Expr) -> Expr:
+    """A position that fits an index: what lies beyond `FAR`, and a NaN, becomes that far."""
+    return E.minimum(E.maximum(E.const(-FAR, p.dtype), p), FAR)
+
+
+def weight(p: Expr, offset: Expr, taps: int) -> Expr:
     """The weight of a tap at position `p`: linear, or Keys' cubic convolution with a = -0.75."""
     if taps == 1:
         return E.const(1, p.dtype)
@@ -121,54 +130,157 @@ def _weighted_sum(b: Builder, shape: Sequence[Expr], taps: Sequence[int], term: 
     return b.map(shape, body)
 
 
+@dataclass(frozen=True)
+class Regions:
+    """Regions of images, each cut into cells.
+
+    Attributes:
+        start: [regions, 2], where each begins on axis 0 (height) and 1 (width), in elements.
+        width: [regions, 2], the extent of a cell.
+        samples: [regions, 2], how many samples a cell has along each axis; None for `ratio`.
+    """
+
+    start: Value
+    width: Value
+    ratio: int
+    samples: Value | None
+
+    def count(self, r: Expr, axis: int) -> Expr:
+        return E.const(self.ratio) if self.samples is None else self.samples[(r, E.const(axis))]
+
+    def position(self, r: Expr, axis: int, cell: Expr, s: Expr) -> Expr:
+        """Where sample `s` of a cell lies."""
+        at, kind = (r, E.const(axis)), self.width.dtype
+        width = self.width[at]
+        step = (E.cast(s, kind) + 0.5) * width / E.cast(self.count(r, axis), kind)
+        return self.start[at] + E.cast(cell, kind) * width + step
+
+
 @lowering("RoiAlign")
 def roi_align(c: Context) -> Value:
     """The mean or maximum of bilinear samples in each cell of each region."""
-    b, x, rois, batch = c.b, c[0], c[1], c[2]
-    ratio: int = c.attr("sampling_ratio", 0)
-    kind = x.dtype
-    if ratio <= 0:
-        raise c.unsupported("sampling_ratio 0 takes a number of samples that depends on the data")
-    cells: list[int] = [c.attr("output_height", 1), c.attr("output_width", 1)]
+    b, x, rois = c.b, c[0], widened(c.b, c[1])
+    ratio, cells = c.attr("sampling_ratio", 0), [c.attr("output_height", 1), c.attr("output_width", 1)]
     half = c.attr("coordinate_transformation_mode", "half_pixel") == "half_pixel"
     scale: float = c.attr("spatial_scale", 1.0)
-    size = x.shape[2:]
+    kind = rois.dtype
 
-    def corner(r: Expr, column: int) -> Expr:
-        return rois[(r, E.const(column))] * scale - (0.5 if half else 0.0)
+    def corner(r: Expr, column: Expr) -> Expr:
+        return rois[(r, column)] * scale - (0.5 if half else 0.0)
 
-    def sample(r: Expr, axis: int, cell: Expr, s: Expr) -> Expr:
-        """The position of a sample on axis 0 (height) or 1 (width)."""
-        start, end = corner(r, 1 - axis), corner(r, 3 - axis)
-        extent = end - start if half else E.maximum(end - start, 1)
-        width = extent / cells[axis]
-        return start + E.cast(cell, kind) * width + (E.cast(s, kind) + 0.5) * width / ratio
+    def width(r: Expr, axis: Expr) -> Expr:
+        extent = corner(r, 3 - axis) - corner(r, 1 - axis)
+        if not half:
+            extent = E.maximum(extent, 1)
+        return extent / E.select(E.eq(axis, 0), E.const(cells[0], kind), E.const(cells[1], kind))
 
+    shape = [rois.shape[0], E.const(2)]
+    starts, widths = b.map(shape, lambda r, axis: corner(r, 1 - axis)), b.map(shape, width)
+    samples = None
+    if ratio <= 0:
+        samples = b.elementwise(lambda w: E.cast(bounded(E.unary("ceil", w)), E.INDEX), widths)
+    regions = Regions(starts, widths, ratio, samples)
     op = "max" if c.attr("mode", "avg") == "max" else "sum"
-    count = rois.shape[0]
+    pool = _pooled if ratio > 0 else _pooled_adaptively
+    return b.cast(pool(b, widened(b, x), c[2], regions, cells, op), x.dtype)
+
+
+def _corners(p: Expr, size: Expr) -> tuple[Expr, list[tuple[Expr, Expr]]]:
+    """Whether a position counts as inside of an axis, and the two elements around it with their weights."""
+    inside = E.le(-1.0, p) & E.le(p, E.cast(size, p.dtype))
+    p = E.minimum(E.maximum(E.const(0, p.dtype), p), E.cast(size - 1, p.dtype))
+    low = E.cast(p, E.INDEX)
+    part = p - E.cast(low, p.dtype)
+    return inside, [(low, 1 - part), (E.minimum(low + 1, size - 1), part)]
+
+
+def _sample(
+    x: Value, image: Expr, channel: Expr, corners: Sequence[Sequence[tuple[Expr, Expr]]], op: str
+) -> Expr:
+    """The sum, or the largest, of the four weighted elements around a position."""
+    pairs = itertools.product(*corners)
+    terms = [E.load(x, (image, channel, y, z)) * E.cast(wy * wz, x.dtype) for (y, wy), (z, wz) in pairs]
+    return functools.reduce(E.maximum if op == "max" else E.add, terms)
+
+
+def _image(batch: Value, r: Expr, count: Expr) -> Expr:
+    """The image that region `r` lies in."""
+    return E.minimum(E.maximum(E.cast(batch[r], E.INDEX), 0), count - 1)
+
+
+def _pooled(b: Builder, x: Value, batch: Value, regions: Regions, cells: Sequence[int], op: str) -> Value:
+    """The same number of samples in every cell."""
+    count, ratio = regions.start.shape[0], regions.ratio
     positions = [
-        b.map([count, cells[a], ratio], lambda r, cell, s, a=a: sample(r, a, cell, s)) for a in range(2)
+        b.map([count, cells[a], ratio], lambda r, cell, s, a=a: regions.position(r, a, cell, s))
+        for a in (0, 1)
     ]
 
     def value(i: tuple[Expr, ...], s: tuple[Expr, ...]) -> Expr:
         r, channel, *cell = i
-        inside, corners = E.const(True, "bool"), []
-        for axis in range(2):
-            p = positions[axis][(r, cell[axis], s[axis])]
-            inside &= E.le(-1.0, p) & E.le(p, E.cast(size[axis], kind))
-            top = E.cast(size[axis] - 1, kind)
-            p = E.minimum(E.maximum(E.const(0, kind), p), top)
-            low = E.cast(p, E.INDEX)
-            part = p - E.cast(low, kind)
-            corners.append([(low, 1 - part), (E.minimum(low + 1, size[axis] - 1), part)])
-        image = E.minimum(E.maximum(E.cast(batch[r], E.INDEX), 0), x.shape[0] - 1)
-        pairs = itertools.product(*corners)
-        terms = [E.load(x, (image, channel, y, z)) * (wy * wz) for (y, wy), (z, wz) in pairs]
-        total = functools.reduce(E.maximum if op == "max" else E.add, terms)
-        return E.select(inside, total, E.const(0, kind))
+        found = [_corners(positions[a][(r, cell[a], s[a])], x.shape[2 + a]) for a in (0, 1)]
+        total = _sample(x, _image(batch, r, x.shape[0]), channel, [f[1] for f in found], op)
+        return E.select(found[0][0] & found[1][0], total, E.const(0, x.dtype))
 
     y = b.reduce(op, [count, x.shape[1], *cells], [ratio, ratio], value)
     return y if op == "max" else b.elementwise(lambda v: v * (1.0 / (ratio * ratio)), y)
+
+
+def _pooled_adaptively(
+    b: Builder, x: Value, batch: Value, regions: Regions, cells: Sequence[int], op: str
+) -> Value:
+    """About one sample for each element that a cell covers; those outside of the image, which are 0, are
+    counted but not visited.  Samples of a cell are between half an element and one element apart."""
+    count, kind = regions.start.shape[0], regions.width.dtype
+    most = [size * 2 + 8 for size in x.shape[2:]]
+
+    def first(r: Expr, axis: int, cell: Expr) -> Expr:
+        """The first sample that may be inside, or one before it."""
+        at = (r, E.const(axis))
+        width, samples = regions.width[at], regions.count(r, axis)
+        ahead = -1.0 - (regions.start[at] + E.cast(cell, kind) * width)
+        skipped = bounded(E.unary("floor", ahead * (E.cast(samples, kind) / width) - 1.5))
+        return E.maximum(E.cast(skipped, E.INDEX), 0)
+
+    def visited(r: Expr, axis: int, cell: Expr) -> Expr:
+        return E.maximum(regions.count(r, axis) - firsts[axis][(r, cell)], 0)
+
+    firsts = [b.map([count, cells[a]], lambda r, cell, a=a: first(r, a, cell)) for a in (0, 1)]
+    numbers = [b.map([count, cells[a]], lambda r, cell, a=a: visited(r, a, cell)) for a in (0, 1)]
+    assert regions.samples is not None
+    read = [x, batch, regions.start, regions.width, regions.samples, *firsts, *numbers]
+
+    def body(y: Value) -> Sequence[Stmt]:
+        r, channel = E.var(count), E.var(x.shape[1])
+        cell, steps = [E.var(n) for n in cells], [E.var(n, "s") for n in most]
+        at = (r, channel, *cell)
+        places = [Value("place", kind, ()) for _ in cells]
+        found = [_corners(E.load(p, ()), size) for p, size in zip(places, x.shape[2:])]
+        total = _sample(x, _image(batch, r, x.shape[0]), channel, [f[1] for f in found], op)
+        visits = [E.minimum(numbers[a][(r, cell[a])], most[a]) for a in (0, 1)]
+        zero = E.const(0, x.dtype)
+
+        def each(*statements: Stmt) -> Stmt:
+            return For(channel, x.shape[1], statements)
+
+        outside = (each(Accumulate(y, at, op, zero)),) if op == "max" else ()
+        loop: Stmt = If(found[0][0] & found[1][0], (each(Accumulate(y, at, op, total)),), outside)
+        for a in (1, 0):
+            where = regions.position(r, a, cell[a], firsts[a][(r, cell[a])] + steps[a])
+            loop = For(steps[a], visits[a], (Store(places[a], (), where), loop))
+        among = E.product(E.maximum(regions.count(r, a), 0) for a in (0, 1))
+        if op == "max":
+            all_inside = E.eq(E.product(visits), among) & E.lt(0, among)
+            before = each(Store(y, at, E.select(all_inside, identity("max", x.dtype), zero)))
+            loops: tuple[Stmt, ...] = (before, loop)
+        else:
+            mean = E.load(y, at) / E.cast(E.maximum(among, 1), x.dtype)
+            loops = (each(Store(y, at, zero)), loop, each(Store(y, at, mean)))
+        for v in (cell[1], cell[0], r):
+            loops = (For(v, v.args[0], loops),)
+        return [*map(Declare, places), *loops]
+
+    return b.opaque(read, [(x.dtype, [count, x.shape[1], *map(E.const, cells)])], body)[0]
 
 
 @lowering("MaxUnpool")
@@ -182,13 +294,68 @@ def max_unpool(c: Context) -> Value:
         (x.shape[2 + a] - 1) * strides[a] + (kernel[a] - pads[a] - pads[a + rank]) for a in range(rank)
     ]
     inner = [*x.shape[:2], *natural]
-    shape = c.known_ints(2, "output_shape") or inner
+    shape = c.ints(2, "output_shape") or inner
     total = elements(inner)
 
     def at(*i: Expr) -> tuple[Sequence[Expr], Expr]:
         flat = E.minimum(E.maximum(E.cast(places[i], E.INDEX), 0), total - 1)
         return unflatten(flat, inner), x[i]
 
-    if any(E.upper_bound(a - s) > 0 for a, s in zip(inner, shape)):
+    if depends_on_data(*shape):
+        for s, a in zip(shape, inner):
+            c.b.derived(s - a, limits.MAX_SYMBOL)
+        shape = [c.declared(k, s) for k, s in enumerate(shape)]
+    elif any(E.upper_bound(a - s) > 0 for a, s in zip(inner, shape)):
         raise c.unsupported("output_shape must be known not to be smaller than strides and kernel say")
     return c.b.scatter(c.b.map(shape, lambda *i: E.const(0, x.dtype)), x.shape, at)
+
+
+@lowering("MaxRoiPool")
+def max_roi_pool(c: Context) -> Value:
+    """The largest element in each cell of each region, whose corners are rounded to elements; 0 for a cell
+    without any.  A row of the regions is (image, x1, y1, x2, y2)."""
+    b, x, rois = c.b, c[0], widened(c.b, c[1])
+    cells: list[int] = c.attr("pooled_shape")
+    scale: float = c.attr("spatial_scale", 1.0)
+    if x.rank != 4 or len(cells) != 2:
+        raise c.error("the input must have two spatial axes, pooled_shape two entries")
+    count, kind = rois.shape[0], rois.dtype
+    size = x.shape[2:]
+
+    def corner(r: Expr, column: int) -> Expr:
+        """A corner, halves rounded away from 0."""
+        place = bounded(rois[(r, E.const(column))] * scale)
+        return E.select(E.lt(place, 0), E.unary("ceil", place - 0.5), E.unary("floor", place + 0.5))
+
+    def edge(r: Expr, axis: int, cell: Expr, end: int) -> Expr:
+        """The first element of a cell, or with `end` 1 the one after the last."""
+        start, last = corner(r, 2 - axis), corner(r, 4 - axis)
+        width = E.maximum(last - start + 1, 1) / cells[axis]
+        place = E.unary("ceil" if end else "floor", E.cast(cell + end, kind) * width) + start
+        return E.minimum(E.maximum(E.cast(place, E.INDEX), 0), size[axis])
+
+    def extent(r: Expr, axis: int, cell: Expr) -> Expr:
+        return edge(r, axis, cell, 1) - edge(r, axis, cell, 0)
+
+    starts = [b.map([count, cells[a]], lambda r, cell, a=a: edge(r, a, cell, 0)) for a in (0, 1)]
+    extents = [b.map([count, cells[a]], lambda r, cell, a=a: extent(r, a, cell)) for a in (0, 1)]
+    images = b.map([count], lambda r: E.cast(bounded(rois[(r, E.const(0))]), E.INDEX))
+
+    def body(y: Value) -> Sequence[Stmt]:
+        r, channel, *inner = (E.var(n) for n in (count, x.shape[1], *size))
+        cell = [E.var(n) for n in cells]
+        at = (r, channel, *cell)
+        spans = [E.minimum(v[(r, k)], n) for v, k, n in zip(extents, cell, size)]
+        some = E.lt(0, spans[0]) & E.lt(0, spans[1])
+        place = [first[(r, k)] + v for first, k, v in zip(starts, cell, inner)]
+        take: Stmt = Accumulate(y, at, "max", E.load(x, (_image(images, r, x.shape[0]), channel, *place)))
+        for v, n in zip(reversed(inner), reversed(spans)):
+            take = For(v, n, (take,))
+        before = Store(y, at, E.select(some, identity("max", x.dtype), E.const(0, x.dtype)))
+        loops: tuple[Stmt, ...] = (before, take)
+        for v in (cell[1], cell[0], channel, r):
+            loops = (For(v, v.args[0], loops),)
+        return loops
+
+    inputs = [x, images, *starts, *extents]
+    return b.opaque(inputs, [(x.dtype, [count, x.shape[1], *map(E.const, cells)])], body)[0]
