@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from cuvil import __version__, commands
 from cuvil.errors import CuvilError
 from cuvil.report import summary
+from cuvil.report.operators import markdown
 
 DONE, FAILED, USAGE, BUG, INTERRUPTED = 0, 1, 2, 3, 130
 PROGRESS_EVERY_S = 1.0
@@ -153,6 +154,20 @@ def shape(text: str) -> tuple[str, commands.Shape]:
     return name, tuple(int(part) if part.isdigit() else part for part in parts)
 
 
+def value(text: str) -> tuple[str, Any]:
+    """``NAME=VALUE`` as the name and the value in JSON: a number, a truth value, a text, or a list."""
+    name, equals, given = text.partition("=")
+    try:
+        found = json.loads(given)
+    except (ValueError, RecursionError):
+        found = None
+    if not equals or not name or found is None or isinstance(found, dict):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no value: write NAME=VALUE with a number or a list of numbers, such as rate=16000"
+        )
+    return name, found
+
+
 def one_of(*names: str) -> Callable[[str], str]:
     """A type of argument that is one of `names`."""
 
@@ -176,6 +191,7 @@ def _job(args: argparse.Namespace) -> commands.Job:
         model=args.model,
         target=args.target,
         shapes=dict(args.shape),
+        values=dict(args.value),
         io_format=args.io_format,
         quantization=args.quantization,
         calibration=args.calibration,
@@ -214,6 +230,14 @@ def _model_options() -> _Parser:
         default=[],
         metavar="NAME=D0,D1,...",
         help="sizes, or names, of an input's dimensions; may be repeated",
+    )
+    add(
+        "--value",
+        type=value,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="the value of an input, which is then no input of the library; may be repeated",
     )
     add("--threads", type=positive, metavar="N", help="threads on each CPU; by default as the profile says")
     add("--no-tuned", dest="tuned", action="store_false", help="plain loops instead of tuned kernels")
@@ -272,6 +296,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--data", type=Path, metavar="FILE.npz", help="samples of the inputs")
     sub = command("report", "Write an HTML page on a compiled model", _report, summary.reported, model)
     sub.add_argument("--output", type=Path, required=True, metavar="FILE.html", help="the page")
+    command("operators", "List the operators that models may have, as Markdown", _operators, markdown)
     sub = command("targets", "List the profiles, or show one", _targets, summary.targets)
     sub.add_argument("--show", metavar="NAME", help="a profile with all that is derived, in SI units")
     sub = command("probe", "Write a profile of this machine", _probe, summary.probed)
@@ -309,6 +334,10 @@ def _bench(args: argparse.Namespace, progress: Progress) -> Any:
 
 def _report(args: argparse.Namespace, progress: Progress) -> Any:
     return commands.write_report(_job(args), args.output, progress)
+
+
+def _operators(args: argparse.Namespace, progress: Progress) -> Any:
+    return commands.operators()
 
 
 def _targets(args: argparse.Namespace, progress: Progress) -> Any:

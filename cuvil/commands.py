@@ -10,7 +10,7 @@ import json
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,7 @@ class Job:
         model: the ``.onnx`` file.
         target: a profile's name, file or triple.
         shapes: sizes or names of dimensions, by input.
+        values: of inputs that become constants, by name.
         io_format: ``nchw`` or ``nhwc``.
         quantization: ``none``, ``int8``, or ``profile`` for what the profile says.
         calibration: an ``.npz`` file with samples by input.
@@ -49,6 +50,7 @@ class Job:
     model: Path
     target: str = "host"
     shapes: Mapping[str, Shape] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
     io_format: str = "nchw"
     quantization: str = "profile"
     calibration: Path | None = None
@@ -114,7 +116,7 @@ def _bind_batch(job: Job) -> tuple[dict[str, Shape], list[str]]:
     """The job's shapes, with the symbolic first axis of every other input bound to 1, and notes on that."""
     from cuvil.frontend.onnx_reader import read_model
 
-    graph = read_model(job.model)
+    graph = read_model(job.model, values=job.values)
     shapes, notes = dict(job.shapes), []
     declared = {name: graph.types[name].shape or () for name in graph.inputs}
     asked = {dim for name in shapes for dim in declared.get(name, ()) if isinstance(dim, str)}
@@ -133,7 +135,15 @@ def build(work: Work, progress: Progress | None = None) -> None:
 
     job = work.job
     stages.run_all(
-        job.model, work.out, work.target, work.shapes, job.io_format, job.calibration, progress, job.tuned
+        job.model,
+        work.out,
+        work.target,
+        work.shapes,
+        job.io_format,
+        job.calibration,
+        progress,
+        job.tuned,
+        job.values,
     )
 
 
@@ -288,7 +298,7 @@ def _built(job: Job, data: Path | None, progress: Progress | None) -> Iterator[t
 
     with opened(job) as work:
         build(work, progress)
-        yield work, Subject(work.out, work.target, job.model, data, job.io_format)
+        yield work, Subject(work.out, work.target, job.model, data, job.io_format, job.values)
 
 
 def _result(work: Work, found: dict[str, Any]) -> dict[str, Any]:
@@ -362,7 +372,7 @@ def run_until(work: Work, last: str, progress: Progress | None = None) -> None:
 
     say, job, out, target = progress or (lambda text: None), work.job, work.out, work.target
     say("import")
-    stages.run_import(job.model, out, work.shapes, job.io_format)
+    stages.run_import(job.model, out, work.shapes, job.io_format, job.values)
     say("partition")
     stages.run_partition(out, target.slice("partition"))
     if last == "partition":
@@ -396,6 +406,23 @@ def show_target(name: str) -> dict[str, Any]:
     from cuvil.target.schema import load
 
     return load(name, profile_folders()).to_dict()
+
+
+def operators() -> dict[str, Any]:
+    """The operators that models may have, those of the standard that are left out with the reason, and those
+    that are neither."""
+    from cuvil.frontend import catalogue
+    from cuvil.ops.left_out import LEFT_OUT
+
+    return {
+        **catalogue.standard(),
+        "operators": [asdict(entry) for entry in catalogue.supported()],
+        "left_out": [
+            {"domain": domain, "name": name, "reason": reason}
+            for (domain, name), reason in sorted(LEFT_OUT.items())
+        ],
+        "missing": [{"domain": domain, "name": name} for domain, name in catalogue.missing()],
+    }
 
 
 def probe(output: Path | None, measured: bool = False, progress: Progress | None = None) -> dict[str, Any]:

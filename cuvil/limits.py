@@ -20,8 +20,21 @@ MAX_TENSOR_ELEMENTS = 1 << 40
 MAX_SYMBOL = 1 << 24
 """Largest symbolic size that generated code accepts; the compiler counts on it."""
 
+DATA_SIZE = 1024
+"""Memory is planned for that many entries of an axis whose size the data decide and nothing bounds; the
+run ends with an error code where there are more."""
+
+MAX_DATA_ELEMENTS = 1 << 26
+"""Elements that a tensor whose size the data decide may have at most."""
+
 MAX_ARENA_BYTES = 1 << 36
 """Activation memory of one device's program."""
+
+STRING_BYTES = 64
+"""Bytes of UTF-8 that one element of a string input may have."""
+
+MAX_REGEX_STATES = 1 << 13
+"""States of the automaton of a regular expression."""
 
 MAX_FOLD_BYTES = 1 << 28
 """Bytes that constant folding may create for one tensor."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import shutil
 import tempfile
 import threading
@@ -20,6 +21,7 @@ from cuvil.codegen.abi import ERRORS
 from cuvil.codegen.names import identifier
 from cuvil.errors import CuvilError
 from cuvil.frontend.onnx_writer import write_model
+from cuvil.ir import text
 from cuvil.ir.expr import numpy_dtype
 from cuvil.ir.graph import Graph
 from cuvil.target.schema import Target, load
@@ -33,6 +35,10 @@ _ORT_TYPES = {
     "float8_e8m0fnu": "float8e8m0", "float4_e2m1fn": "float4e2m1",
 }  # fmt: skip
 """Where onnxruntime's names of element types differ from ours."""
+
+
+STRING = "string"
+"""The element type whose arrays are of objects in Python; a library takes bytes (`cuvil.ir.text`)."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,11 @@ class Session:
         self._inputs, self._outputs = info["inputs"], info["outputs"]
         self._keep: object = None
         self.target: Target | None = None
-        self._types = [numpy_dtype(t["dtype"]) for t in (*self._inputs, *self._outputs)]
+        self._types = [
+            np.dtype(f"S{t['capacity']}") if t["dtype"] == STRING else numpy_dtype(t["dtype"])
+            for t in self._inputs
+        ]
+        self._types += [numpy_dtype("uint8" if t["dtype"] == STRING else t["dtype"]) for t in self._outputs]
         self._known = frozenset(t["name"] for t in self._inputs)
         self._plans: dict[tuple[int, ...], tuple[list[tuple[int, ...]], int]] = {}
         self._local = threading.local()
@@ -68,7 +78,9 @@ class Session:
         numbers = [ctypes.c_int64] * len(self._symbols)
         self._run = getattr(handle, f"{self.model}_run")
         pointers = [ctypes.c_void_p] * len(self._types)
-        self._run.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *numbers, *pointers]
+        self._sized_by_data = bool(info.get("sized_by_data"))
+        actual = [ctypes.c_void_p] if self._sized_by_data else []
+        self._run.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *numbers, *pointers, *actual]
         self._bytes = getattr(handle, f"{self.model}_workspace_bytes")
         self._bytes.argtypes, self._bytes.restype = numbers, ctypes.c_size_t
         self._shapes = getattr(handle, f"{self.model}_output_shapes")
@@ -99,8 +111,11 @@ class Session:
         Raises:
             CuvilError: a missing or unknown name, a wrong type or shape.
         """
-        outputs, call = self._prepare(input_feed)
+        outputs, call, actual = self._prepare(input_feed)
         _check(call())
+        if actual is not None:
+            outputs = _as_sized(outputs, actual)
+        outputs = [text.decode(a) if t["dtype"] == STRING else a for t, a in zip(self._outputs, outputs)]
         by_name = dict(zip((t["name"] for t in self._outputs), outputs))
         if output_names is None:
             return outputs
@@ -111,7 +126,7 @@ class Session:
 
     def benchmark(self, input_feed: Mapping[str, Any], repeats: int) -> list[float]:
         """Seconds of each of `repeats` calls of the library alone, without Python's share."""
-        _, call = self._prepare(input_feed)
+        _, call, _ = self._prepare(input_feed)
         seconds = []
         for _ in range(repeats):
             start = time.perf_counter()
@@ -119,8 +134,11 @@ class Session:
             seconds.append(time.perf_counter() - start)
         return seconds
 
-    def _prepare(self, feeds: Mapping[str, Any]) -> tuple[list[np.ndarray], Callable[[], int]]:
-        """Buffers for the outputs, and the call that fills them."""
+    def _prepare(
+        self, feeds: Mapping[str, Any]
+    ) -> tuple[list[np.ndarray], Callable[[], int], np.ndarray | None]:
+        """Buffers for the outputs, the call that fills them, and one for the outputs' actual sizes where
+        the data decide some of them."""
         if not self._known.issuperset(feeds):
             unknown = next(n for n in feeds if n not in self._known)
             names = ", ".join(t["name"] for t in self._inputs)
@@ -132,16 +150,19 @@ class Session:
         kinds = self._types[len(arrays) :]
         outputs = [np.empty(shape, kind) for shape, kind in zip(shapes, kinds)]
         pointers = [a.__array_interface__["data"][0] for a in (*arrays, *outputs)]
+        actual = np.empty(sum(a.ndim for a in outputs) + 1, np.int64) if self._sized_by_data else None
+        if actual is not None:
+            pointers.append(actual.ctypes.data)
         run, arguments = self._run, (self._base(need), need, *numbers, *pointers)
 
-        def call(keep: object = (arrays, outputs)) -> int:
+        def call(keep: object = (arrays, outputs, actual)) -> int:
             return int(run(*arguments))
 
-        return outputs, call
+        return outputs, call, actual
 
     def _plan(self, numbers: tuple[int, ...]) -> tuple[list[tuple[int, ...]], int]:
         """The outputs' shapes and the bytes of workspace for the symbolic sizes `numbers`."""
-        ranks = [len(t["shape"]) for t in self._outputs]
+        ranks = [len(t["shape"]) + (t["dtype"] == STRING) for t in self._outputs]
         flat = (ctypes.c_int64 * max(sum(ranks), 1))()
         self._shapes(*numbers, ctypes.addressof(flat))
         sizes = iter(flat)
@@ -175,6 +196,8 @@ class Session:
         if name not in feeds:
             raise CuvilError("is missing from the feed", f"input '{name}'")
         array = np.asarray(feeds[name])
+        if t["dtype"] == STRING:
+            array = text.encode(array, f"input '{name}'", t["capacity"]).view(kind)[..., 0]
         if array.dtype != kind:
             raise CuvilError(f"has type {array.dtype}, {t['dtype']} is expected", f"input '{name}'")
         fits = array.ndim == len(shape)
@@ -192,6 +215,13 @@ def _load(library: Path) -> ctypes.CDLL:
         copy = Path(folder) / library.name
         shutil.copyfile(library, copy)
         return ctypes.CDLL(str(copy))
+
+
+def _as_sized(buffers: Sequence[np.ndarray], actual: np.ndarray) -> list[np.ndarray]:
+    """The outputs in `buffers`, which are as large as they can be, under their actual sizes."""
+    sizes = iter(actual.tolist())
+    shapes = [tuple(next(sizes) for _ in range(b.ndim)) for b in buffers]
+    return [b.reshape(-1)[: math.prod(shape)].reshape(shape) for b, shape in zip(buffers, shapes)]
 
 
 def _argument(t: Mapping[str, Any]) -> NodeArg:
@@ -217,6 +247,7 @@ def compile(
     output: str | Path | None = None,
     tuned: bool = True,
     progress: stages.Progress | None = None,
+    values: stages.Values | None = None,
 ) -> Session:
     """Compile an ONNX model and load it.
 
@@ -230,6 +261,8 @@ def compile(
         io_format: ``nchw`` or ``nhwc``.
         output: a folder that keeps all artefacts; a temporary one where None.
         tuned: False switches all tuned kernels off.
+        values: of inputs that are fixed now and no longer inputs of the library, by name: numbers, nested
+            lists of them, or arrays.
 
     Raises:
         CuvilError: what is wrong with the model, the profile or the machine.
@@ -250,7 +283,7 @@ def compile(
     elif calibration is not None:
         data = Path(calibration)
     with _compiling:
-        stages.run_all(path, out, profile, shapes, io_format, data, progress, tuned)
+        stages.run_all(path, out, profile, shapes, io_format, data, progress, tuned, values)
     session = Session(out.libraries[1], out.interface["json"])
     session._keep, session.target = keep, profile
     return session

@@ -9,7 +9,7 @@ SCons, the command line and `cuvil.compile` all run these functions, on the same
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from cuvil.artefacts import Layout
 from cuvil.codegen import abi, program
 from cuvil.codegen.tuned import claims
 from cuvil.errors import CuvilError
+from cuvil.frontend.binding import Shapes as Shapes
+from cuvil.frontend.binding import Values as Values
 from cuvil.frontend.importer import import_model
 from cuvil.frontend.onnx_reader import read_model
 from cuvil.frontend.onnx_writer import write_model
@@ -32,19 +34,25 @@ from cuvil.schedule.plan import schedule
 from cuvil.target.schema import Target
 from cuvil.toolchain.profile import compiler, cpu_devices, options
 
-Shapes = Mapping[str, Sequence[int | str]]
 Progress = Callable[[str], None]
 
 
 @expr.fresh()
-def run_import(model: Path, out: Layout, shapes: Shapes | None = None, io_format: str = "nchw") -> None:
+def run_import(
+    model: Path,
+    out: Layout,
+    shapes: Shapes | None = None,
+    io_format: str = "nchw",
+    values: Values | None = None,
+) -> None:
     """Read, check and simplify a model into ``graph.onnx``.
 
     Args:
         shapes: sizes (or names) of dimensions, by input.
         io_format: ``nchw`` as the model has it, or ``nhwc`` for channels-last inputs and outputs.
+        values: of inputs that become constants, by name.
     """
-    graph = import_model(model, shapes)
+    graph = import_model(model, shapes, values)
     graph.name = out.model
     if io_format == "nhwc":
         simplify.channels_last(graph)
@@ -168,11 +176,12 @@ def run_all(
     calibration: Path | None = None,
     progress: Progress | None = None,
     tuned: bool = True,
+    values: Values | None = None,
 ) -> None:
     """Every stage, one after the other."""
     say = progress or (lambda text: None)
     say("import")
-    run_import(model, out, shapes, io_format)
+    run_import(model, out, shapes, io_format, values)
     say("partition")
     run_partition(out, target.slice("partition"))
     say("quantize")

@@ -21,7 +21,6 @@ from zoo.entry import ModelEntry, Unavailable
 from zoo.registry import MODELS
 
 import cuvil
-from cuvil.errors import CuvilError
 from cuvil.session import Session
 from cuvil.target.schema import Target, load
 
@@ -43,14 +42,10 @@ ENTRIES = {**MODELS, **SMALLER}
 
 SIZES: dict[str, tuple[int, int]] = {
     "N": (2, 5), "T": (1, 33), "batch": (2, 3), "sequence": (1, 37), "past": (0, 5),
-    "sequence_length": (1, 5), "rate": (8000, 16000),
+    "sequence_length": (1, 5), "rate": (8000, 16000), "height": (96, 128), "width": (96, 224),
+    "samples": (1600, 4000), "frames": (100, 64), "time": (60, 101),
 }  # fmt: skip
 """Two further values of every symbolic dimension."""
-
-KNOWN_FAILURES: dict[str, str] = {
-    "silero_vad": "its If branches are of different shapes until the sampling rate is known",
-}
-"""Networks that are refused, and why."""
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +113,8 @@ def check(
     entry: ModelEntry, bound: bool, target: Target, folder: Path, record: Callable[[str, object], None]
 ) -> None:
     path = model_path(entry, folder)
-    session = cuvil.compile(path, target=target, shapes=entry.shapes() if bound else None)
+    shapes = entry.shapes() if bound else entry.fixed
+    session = cuvil.compile(path, target=target, shapes=shapes, values=entry.values)
     feeds = [entry.inputs(seed) for seed in (0, 1)]
     if not bound:
         for k in (0, 1):
@@ -130,15 +126,10 @@ def check(
 def test_with_known_shapes(
     name: str, target: Target, folder: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    if name in KNOWN_FAILURES:
-        model_path(ENTRIES[name], folder)
-        with pytest.raises(CuvilError):
-            check(ENTRIES[name], True, target, folder, record_property)
-        pytest.xfail(KNOWN_FAILURES[name])
     check(ENTRIES[name], True, target, folder, record_property)
 
 
-@pytest.mark.parametrize("name", sorted(n for n, e in ENTRIES.items() if e.dims and n not in KNOWN_FAILURES))
+@pytest.mark.parametrize("name", sorted(n for n, e in ENTRIES.items() if e.dims))
 def test_with_open_dimensions(
     name: str, target: Target, folder: Path, record_property: Callable[[str, object], None]
 ) -> None:

@@ -196,6 +196,13 @@ def test_bound_shapes(tmp_path: Path) -> None:
         session.run(None, {"x": np.zeros((5, 6), np.float32)})
 
 
+def test_bound_values(tmp_path: Path) -> None:
+    node = helper.make_node("Mul", ["x", "w"], ["y"])
+    session = compiled(model_of([node], {"x": ["N"], "w": [1]}, {"y": ["N"]}), tmp_path, values={"w": [2.5]})
+    assert [i.name for i in session.get_inputs()] == ["x"]
+    assert session.run(None, {"x": np.array([2, 4], np.float32)})[0].tolist() == [5, 10]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -203,6 +210,7 @@ def test_bound_shapes(tmp_path: Path) -> None:
         ({"quantization": "int3"}, "'int3': is no quantization mode"),
         ({"io_format": "hwcn"}, "'hwcn': is no I/O format"),
         ({"shapes": {"q": [1]}}, "q"),
+        ({"values": {"q": 1}}, "the model has no input 'q' to bind"),
     ],
 )
 def test_wrong_options(options: dict[str, Any], message: str, tmp_path: Path) -> None:

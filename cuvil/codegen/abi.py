@@ -23,6 +23,7 @@ ERRORS = {
     "CUVIL_TOO_SMALL": (2, "the workspace is smaller than the model needs for these sizes"),
     "CUVIL_NULL": (3, "a pointer is null"),
     "CUVIL_BAD_SIZE": (4, "a symbolic size is negative or beyond the limit"),
+    "CUVIL_BAD_VALUE": (5, "an axis, a size or an index among the inputs is outside its limits"),
 }
 """Return values of generated functions."""
 
@@ -68,11 +69,17 @@ def render(
     tensors: dict[str, dict[str, Any]] = {}
     for segment in segments:
         for t in (*segment["inputs"], *segment["outputs"]):
-            tensors.setdefault(t["name"], dict(t))
+            made = tensors.setdefault(t["name"], dict(t))
+            if t["text"] and made["shape"][-1] != t["shape"][-1]:
+                raise CuvilError("strings of another capacity than an input's cannot pass between devices",
+                                 f"tensor '{t['name']}'")
     for name in inputs:
-        shape = declared[name]["shape"]
+        dtype, shape = declared[name]["dtype"], declared[name]["shape"]
+        text = dtype == "string"
+        if text:
+            dtype, shape = "uint8", [*shape, limits.STRING_BYTES]
         sizes = [size_symbol(n) if isinstance(n, str) else n for n in shape]
-        unread = {"name": name, "dtype": declared[name]["dtype"], "shape": sizes, "symbolic_shape": shape}
+        unread = {"name": name, "dtype": dtype, "shape": sizes, "symbolic_shape": shape, "text": text}
         tensors.setdefault(name, unread)
     for name in outputs:
         if name not in tensors:
@@ -105,6 +112,8 @@ LOCALS = (
     "old",
     "set",
     "bound",
+    "code",
+    "actual",
 )
 """Names of the generated functions' own variables, besides ``m<number>``."""
 
@@ -135,6 +144,7 @@ class _Writer:
         self.model, self.segments, self.tensors, self.symbols = model, segments, tensors, symbols
         self.inputs, self.outputs, self.between, self.names = inputs, outputs, between, names
         self.affinity = list(affinity) or [()] * len(segments)
+        self.sized_by_data = any(s["sized_by_data"] for s in segments)
 
     # --- pieces ---
 
@@ -147,10 +157,14 @@ class _Writer:
 
     def run_prototype(self) -> str:
         parameters = ["void *workspace", "size_t workspace_bytes", *self.sizes(), *self.pointers()]
-        return f"int {self.model}_run({', '.join(parameters)})"
+        return f"int {self.model}_run({', '.join([*parameters, *self.actual()])})"
 
     def infer_prototype(self) -> str:
-        return f"int infer({', '.join([*self.sizes(), *self.pointers()])})"
+        return f"int infer({', '.join([*self.sizes(), *self.pointers(), *self.actual()])})"
+
+    def actual(self) -> list[str]:
+        """The parameter for the outputs' actual sizes where the data decide some of them."""
+        return ["int64_t *actual"] if self.sized_by_data else []
 
     def bytes_prototype(self) -> str:
         return f"size_t {self.model}_workspace_bytes({', '.join(self.sizes()) or 'void'})"
@@ -196,9 +210,10 @@ class _Writer:
         lines += [
             "\n/* Bytes of workspace for the given sizes. */",
             f"{self.bytes_prototype()};",
-            "\n/* The sizes of all outputs, one after the other. */",
+            "\n/* The sizes of all outputs, one after the other; the largest where the data decide. */",
             f"{self.shapes_prototype()};",
-            "\n/* Runs the model in the given workspace; re-entrant. */",
+            "\n/* Runs the model in the given workspace; re-entrant."
+            + (" The outputs' sizes go to `actual`. */" if self.sized_by_data else " */"),
             f"{self.run_prototype()};",
             "\n/* Runs the model in a static arena; one call at a time. */",
             f"{self.infer_prototype()};",
@@ -209,7 +224,8 @@ class _Writer:
     def _describe(self, role: str, name: str, identifier_: str) -> str:
         t = self.tensors[name]
         shape = ", ".join(comment(str(n)) for n in t["symbolic_shape"])
-        lines = [f"/* {role} {identifier_} ('{comment(name)}'): {t['dtype']} [{shape}] */"]
+        kind = "UTF-8 padded with NUL, the last size is the bytes of a string," if t["text"] else t["dtype"]
+        lines = [f"/* {role} {identifier_} ('{comment(name)}'): {kind} [{shape}] */"]
         if all(isinstance(n, int) for n in t["shape"]):
             count = 1
             for n in t["shape"]:
@@ -255,7 +271,7 @@ class _Writer:
         for n in self.symbols:
             name = size_symbol(n)
             lines.append(f"    if ({name} < 0 || {name} > {limit}) return CUVIL_BAD_SIZE;")
-        for name in self.names.values():
+        for name in (*self.names.values(), *(["actual"] if self.sized_by_data else [])):
             lines.append(f"    if ({name} == NULL) return CUVIL_NULL;")
         sizes = ", ".join(size_symbol(n) for n in self.symbols)
         lines += [
@@ -264,6 +280,8 @@ class _Writer:
             f"    if ((uintptr_t)workspace % {limits.WORKSPACE_ALIGNMENT} != 0) return CUVIL_MISALIGNED;",
             "    if (workspace_bytes < need) return CUVIL_TOO_SMALL;",
             "    unsigned char *next = (unsigned char *)workspace;",
+            "    int code = CUVIL_OK;",
+            "    (void)code;",
         ]
         place: dict[str, str] = {n: self.names[n] for n in self.inputs}
         for n in self.outputs:
@@ -279,7 +297,8 @@ class _Writer:
         for s, cpus in zip(self.segments, self.affinity):
             arguments = ["next", *(size_symbol(n) for n in s["symbols"])]
             arguments += [place[t["name"]] for t in (*s["inputs"], *s["outputs"])]
-            call = f"{s['symbol']}({', '.join(arguments)});"
+            arguments += ["actual"] if s["sized_by_data"] else []
+            call = f"code = {s['symbol']}({', '.join(arguments)});"
             if cpus:
                 mask = " ".join(f"CPU_SET({c}, &set);" for c in cpus)
                 lines += [
@@ -296,11 +315,13 @@ class _Writer:
                 ]
             else:
                 lines.append(f"    {call}")
+            lines.append("    if (code != CUVIL_OK) return code;")
         return "\n".join([*lines, "    return CUVIL_OK;", "}\n"])
 
     def _infer_function(self) -> str:
         arguments = [size_symbol(n) for n in self.symbols]
         arguments += [*(self.names[n] for n in self.inputs), *(self.names[f">{n}"] for n in self.outputs)]
+        arguments += ["actual"] if self.sized_by_data else []
         need = self.static_bytes
         amount = str(max(need, 1)) if need is not None else f"{self.model.upper()}_INFER_ARENA_BYTES"
         lines = []
@@ -317,7 +338,10 @@ class _Writer:
     def metadata(self) -> dict[str, Any]:
         def tensor(name: str) -> dict[str, Any]:
             t = self.tensors[name]
-            return {"name": name, "dtype": t["dtype"], "shape": t["symbolic_shape"]}
+            if not t["text"]:
+                return {"name": name, "dtype": t["dtype"], "shape": t["symbolic_shape"]}
+            *shape, capacity = t["symbolic_shape"]
+            return {"name": name, "dtype": "string", "shape": shape, "capacity": capacity}
 
         return {
             "model": self.model,
@@ -325,6 +349,7 @@ class _Writer:
             "inputs": [tensor(n) for n in self.inputs],
             "outputs": [tensor(n) for n in self.outputs],
             "workspace_bytes": self.static_bytes,
+            "sized_by_data": self.sized_by_data,
         }
 
 

@@ -64,6 +64,9 @@ extern void cuvil_tick(const char *kernel);
 #endif
 """
 
+_OPAQUE = frozenset((*E.LEAVES, "load"))
+"""Operations whose arguments are no values that a statement computes."""
+
 _INTEGER_HELPERS = """
 static inline int64_t cv_div(int64_t a, int64_t b) {
     return b == 0 ? 0 : b == -1 ? (int64_t)(0 - (uint64_t)a) : a / b;
@@ -113,6 +116,8 @@ def literal(value: float | int | bool, dtype: str) -> str:
         if value == -(1 << 63):
             return "INT64_MIN"
         return f"INT64_C({value})" if dtype == "int64" else f"UINT64_C({value})"
+    if dtype == "uint32":
+        return f"UINT32_C({value})"
     return f"({value})" if value < 0 else str(value)
 
 
@@ -379,13 +384,13 @@ class CRenderer:
         uses: dict[Expr, int] = {}
         nodes = self._computed(e)
         for node in nodes:
-            for a in node.args if node.op not in ("var", "load") else ():
+            for a in node.args if node.op not in _OPAQUE else ():
                 uses[a] = uses.get(a, 0) + 1
         safe = self._unconditional(e)
         lines: list[str] = []
         added: list[Expr] = []
         for node in nodes:
-            worth = uses.get(node, 0) > 1 and node.args and node.op not in ("var", "cast")
+            worth = uses.get(node, 0) > 1 and node.args and node.op not in ("var", "sym", "cast")
             if worth and node.dtype == E.INDEX and node.op in ("affine",) and len(node.args) == 1:
                 worth = False
             if worth and (node in safe or not self._may_fault(node)):
@@ -412,7 +417,7 @@ class CRenderer:
             elif node not in seen:
                 seen.add(node)
                 stack.append((node, True))
-                if node.op not in ("var", "load"):
+                if node.op not in _OPAQUE:
                     stack.extend((a, False) for a in reversed(node.args))
         return result
 
@@ -430,7 +435,7 @@ class CRenderer:
             seen.add(node)
             if node.op in ("select", "and", "or"):
                 stack.append(node.args[0])
-            elif node.op != "var":
+            elif node.op not in E.LEAVES:
                 stack.extend(node.args)
         return seen
 

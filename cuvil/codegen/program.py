@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from cuvil import __version__, limits
 from cuvil.codegen import pool
+from cuvil.codegen.abi import ERRORS
 from cuvil.codegen.c import CRenderer, Function, c_type
 from cuvil.codegen.names import identifier, size_symbol
 from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr
-from cuvil.ir.primitives import Constant, Reduce, Value, elements, static
-from cuvil.schedule.plan import Schedule
+from cuvil.ir.primitives import Constant, Reduce, Value, depends_on_data, elements, static
+from cuvil.schedule.plan import Schedule, capacity, number, sizes_in_memory
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,14 @@ def prototype(s: Schedule, symbol: str) -> str:
     parameters = ["void *workspace", *(f"ptrdiff_t {size_symbol(n)}" for n in s.program.symbols)]
     parameters += [f"const {c_type(v.dtype)} *in{i}" for i, v in enumerate(s.program.inputs)]
     parameters += [f"{c_type(v.dtype)} *out{i}" for i, v in enumerate(s.program.outputs)]
-    return f"void {symbol}({', '.join(parameters)})"
+    parameters += ["int64_t *actual"] if is_sized_by_data(s) else []
+    return f"int {symbol}({', '.join(parameters)})"
+
+
+def is_sized_by_data(s: Schedule) -> bool:
+    """Whether the data decide some size of the outputs; the function then writes the outputs' actual
+    sizes, one after the other, to ``actual``."""
+    return any(depends_on_data(*v.shape) for v in s.program.outputs)
 
 
 def _is_worth_sharing(f: Function) -> bool:
@@ -128,7 +136,8 @@ def _run(
     ]
     lines += [f"    (void){size_symbol(n)};" for n in s.program.symbols]
     lines += [f"    (void)in{i};" for i in range(len(s.program.inputs))]
-    for f in functions:
+    in_memory = sizes_in_memory(s)
+    for step, f in enumerate(functions):
         arguments = [address(r) for r in f.pointers] + [size_symbol(n) for n in f.symbols]
         points = size_text(renderer, f.points)
         if f.name in shared:
@@ -137,14 +146,30 @@ def _run(
         else:
             lines.append(f"    {f.name}({', '.join([*arguments, '0', points])});")
         lines.append(f'    CV_TICK("{f.name}");')
-    return "\n".join([*lines, "}"]) + "\n"
+        for n in (n for n, made in s.known.items() if made == step):
+            lines += _known(n, E.largest(n) if n in in_memory else n.args[1], renderer, address)
+    if is_sized_by_data(s):
+        sizes = [size_text(renderer, n) for v in s.program.outputs for n in v.shape]
+        lines += [f"    actual[{i}] = {n};" for i, n in enumerate(sizes)]
+    return "\n".join([*lines, "    return 0;", "}"]) + "\n"
+
+
+def _known(symbol: Expr, bound: Expr, renderer: CRenderer, address: Callable[[Value], str]) -> list[str]:
+    """The value of a data-dependent symbol from memory, checked against its limits."""
+    root, offset = renderer.storage.address(number(symbol), ())
+    name = size_symbol(symbol.attr)
+    failed = f"{name} < {int(symbol.lo)} || {name} > {size_text(renderer, bound)}"
+    return [
+        f"    const cv_idx {name} = (cv_idx)({address(root)})[{size_text(renderer, offset)}];",
+        f"    if ({failed}) return {ERRORS['CUVIL_BAD_VALUE'][0]};",
+    ]
 
 
 def symbol_limit(s: Schedule) -> int:
     """The largest power of two, at most `limits.MAX_SYMBOL`, that all symbolic sizes may have at once before
     some number of bytes leaves an int64."""
     tensors = [*s.program.inputs, *s.program.outputs]
-    sizes = [s.arena_bytes, *(elements(v.shape) * E.numpy_dtype(v.dtype).itemsize for v in tensors)]
+    sizes = [s.arena_bytes, *(E.capacity(elements(v.shape)) * E.numpy_dtype(v.dtype).itemsize for v in tensors)]
     limit = limits.MAX_SYMBOL
     while limit > 1:
         largest = {E.sym(name): E.var(limit + 1) for name in s.program.symbols}
@@ -167,14 +192,14 @@ def _plan(part: Part, renderer: CRenderer, functions: Sequence[Function]) -> dic
     """
     s = part.schedule
 
-    def number(e: Expr) -> int | str:
+    def text(e: Expr) -> int | str:
         known = static(e)
         return size_text(renderer, e) if known is None else known
 
     def tensor(v: Value) -> dict[str, Any]:
-        shape = [number(n) for n in v.shape]
-        symbols = [n.attr if n.op == "sym" else number(n) for n in v.shape]
-        return {"name": v.name, "dtype": v.dtype, "shape": shape, "symbolic_shape": symbols}
+        shape = [text(E.capacity(n)) for n in v.shape]
+        symbols = [_name(n) if static(n) is None else text(n) for n in v.shape]
+        return {"name": v.name, "dtype": v.dtype, "shape": shape, "symbolic_shape": symbols, "text": v.text}
 
     total = static(s.arena_bytes)
     return {
@@ -184,14 +209,15 @@ def _plan(part: Part, renderer: CRenderer, functions: Sequence[Function]) -> dic
         "symbol_limit": symbol_limit(s),
         "inputs": [tensor(v) for v in s.program.inputs],
         "outputs": [tensor(v) for v in s.program.outputs],
-        "workspace": number(s.arena_bytes),
+        "sized_by_data": is_sized_by_data(s),
+        "workspace": text(s.arena_bytes),
         "workspace_lower_bound": s.lower_bound,
         "workspace_slack": None if total is None else total - s.lower_bound,
         "arena": [
             {
                 "name": v.name,
-                "offset": number(offset),
-                "bytes": number(s.storage.elements(v) * E.numpy_dtype(v.dtype).itemsize),
+                "offset": text(offset),
+                "bytes": text(capacity(s.storage, v) * E.numpy_dtype(v.dtype).itemsize),
                 "first": s.lives[v][0],
                 "last": s.lives[v][1],
             }
@@ -201,3 +227,8 @@ def _plan(part: Part, renderer: CRenderer, functions: Sequence[Function]) -> dic
             {"name": f.name, "tag": f.kernel.tag, "origin": list(f.kernel.origin)} for f in functions
         ],
     }
+
+
+def _name(size: Expr) -> str:
+    """What a size that is no number is called, for people: a symbol's name, or the expression."""
+    return str(size.attr) if size.op == "sym" else str(size)

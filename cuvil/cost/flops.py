@@ -201,7 +201,7 @@ class _Counter:
             taken = max(sides, key=lambda item: item[0].slots + item[0].scalar)
             tally.add(taken[0])
             seen |= sides[0][1] | sides[1][1]
-        elif root.op != "var":
+        elif root.op not in E.LEAVES:
             for a in root.args:
                 tally.add(self._visit(site, a, seen, depths))
         seen.add(root)

@@ -89,6 +89,8 @@ class Sizes:
         op = e.op
         if op == "const":
             return float(e.attr)
+        if op == "sym" and e.args and math.isfinite(e.hi):
+            return max(e.hi / 2, 1.0)  # what the data decide, halfway to its bound
         if op == "sym":
             return float(self.bindings.get(e.attr, DEFAULT_SIZE))
         if op == "var":

@@ -1,33 +1,45 @@
-"""The caller's sizes for a model's inputs, and names for the dimensions that have none."""
+"""The caller's sizes and values for a model's inputs, and names for the dimensions that have none."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
+
+import numpy as np
 
 from cuvil.errors import ModelError
 from cuvil.frontend.infer import UNKNOWN
 from cuvil.frontend.scope import Namer, substitute_dims
-from cuvil.frontend.tensors import checked_elements
+from cuvil.frontend.tensors import checked_elements, numpy_dtype
 from cuvil.ir.graph import Dim, Graph, Shape, TensorType
 
+Shapes = Mapping[str, Sequence[Dim]]
+Values = Mapping[str, Any]
+"""By input: a number, a truth value, a text, nested lists of one of them, or an array."""
 
-def bind_inputs(graph: Graph, shapes: Mapping[str, Sequence[Dim]]) -> None:
-    """Give the inputs of `graph` the `shapes` asked for and every other unknown dimension a name.
+_KINDS = (("bool", "b"), ("int", "iu"), ("uint", "iu"), ("string", "U"), ("", "iuf"))
+"""Kinds of numpy types that values for an input may have, by how the name of the input's type begins."""
+
+
+def bind_inputs(graph: Graph, shapes: Shapes, values: Values) -> None:
+    """Give the inputs of `graph` the `shapes` asked for and every other unknown dimension a name; make
+    those that have one of `values` constants.
 
     A size bound to a symbol replaces the symbol in every type of the graph; a dimension that is
     neither bound nor named by the model becomes ``<input>_d<axis>``.
 
     Raises:
-        ModelError: `shapes` names no input, has another rank, contradicts a size the model fixes
-            or itself, or leaves open a negative or too large size.
+        ModelError: `shapes` or `values` names no input, has another rank, contradicts a size the model
+            fixes or itself, or leaves open a negative or too large size; a value is not of the input's type.
     """
-    for name in shapes:
+    for name in (*shapes, *values):
         if name not in graph.inputs:
             raise ModelError(
                 f"the model has no input '{name}' to bind; its inputs are {', '.join(graph.inputs)}"
             )
+        if name in shapes and name in values:
+            raise ModelError("bound to a shape and to a value; the value alone says both", f"input '{name}'")
     symbols: dict[str, Dim] = {}
     bound: dict[str, Shape] = {}
     for name in graph.inputs:
@@ -36,6 +48,9 @@ def bind_inputs(graph: Graph, shapes: Mapping[str, Sequence[Dim]]) -> None:
             raise ModelError("the model declares no type", f"input '{name}'")
         if name in shapes:
             bound[name] = _bind(name, known.shape, tuple(_dim(name, size) for size in shapes[name]), symbols)
+        elif name in values:
+            graph.constants[name] = value = constant(name, values[name], known)
+            bound[name] = _bind(name, known.shape, value.shape, symbols)
         elif known.shape is not None:
             bound[name] = known.shape
     for name, shape in bound.items():
@@ -49,6 +64,33 @@ def bind_inputs(graph: Graph, shapes: Mapping[str, Sequence[Dim]]) -> None:
             if dim == UNKNOWN:
                 dims[axis] = fresh(f"{name}_d{axis}")
         graph.types[name] = TensorType(graph.types[name].dtype, tuple(dims))
+    graph.inputs = [name for name in graph.inputs if name not in values]
+
+
+def constant(name: str, value: Any, declared: TensorType) -> np.ndarray:
+    """The `value` of the input `name` as an array of its declared type.
+
+    Raises:
+        ModelError: it is no array, or not of the type: a fraction for a whole number, or one too large.
+    """
+    where, text = f"input '{name}'", " ".join(str(value).split())
+    if len(text) > 40:
+        text = f"{text[:40]}..."
+    if "(" in declared.dtype:
+        raise ModelError(f"has type {declared.dtype}; only tensors are bound to values", where)
+    kind = numpy_dtype(declared.dtype)
+    try:
+        given = np.asarray(value)
+    except ValueError:
+        raise ModelError(f"the value {text} is no array: its rows differ in length", where) from None
+    allowed = next(kinds for prefix, kinds in _KINDS if declared.dtype.startswith(prefix))
+    fits = given.dtype == kind or given.dtype.kind in allowed or not given.size
+    array = given.astype(kind) if fits else given
+    if fits and allowed == "iu" and given.size:  # a number that is too large has wrapped round
+        fits = int(given.min()) == int(array.min()) and int(given.max()) == int(array.max())
+    if not fits:
+        raise ModelError(f"the value {text} is not of type {declared.dtype}", where)
+    return array
 
 
 def _bind(name: str, declared: Shape | None, wanted: Shape, symbols: dict[str, Dim]) -> Shape:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from cuvil.frontend.check_ranks import check_ranks
 from cuvil.frontend.check_site import CHECKS, Site, check
 from cuvil.frontend.scope import Scope
 from cuvil.ir.graph import Dim, Graph, Shape
@@ -25,6 +26,7 @@ def check_graph(graph: Graph, outer: Scope | None = None) -> None:
     """
     scope = Scope(graph, outer)
     for node in graph.nodes:
+        check_ranks(Site(node, scope))
         if node.op in CHECKS:
             CHECKS[node.op](Site(node, scope))
         for inner in node.subgraphs():
@@ -194,6 +196,10 @@ def _split(site: Site) -> None:
 @check("Squeeze", "Unsqueeze")
 def _squeeze(site: Site) -> None:
     shape, axes = site.shape(0), site.integers(1)
+    if shape is not None and not any(site.node.inputs[1:]):
+        for size in shape:
+            if isinstance(size, str):
+                site.fail(f"no axes are given, and whether size '{size}' is 1 is not known; bind it")
     if shape is None or axes is None:
         return
     if site.node.op == "Unsqueeze":
@@ -215,12 +221,12 @@ def _flatten(site: Site) -> None:
 def _expand(site: Site) -> None:
     last = len(site.node.inputs) - 1
     sizes, shape = site.integers(last), site.shape(0)
+    if site.node.op == "Tile" and shape is not None:
+        site.same("the number of repeats", site.size(1, 0), len(shape))
     if sizes is None:
         return
     if min(sizes, default=0) < 0:
         site.fail(f"the sizes {sizes} have a negative one")
-    if site.node.op == "Tile" and shape is not None:
-        site.same("the number of repeats", len(sizes), len(shape))
     if site.node.op == "Expand" and shape is not None:
         _broadcast(site, [shape, tuple(sizes)])
 
@@ -307,7 +313,7 @@ def _reduce(site: Site) -> None:
         site.axes(axes, len(shape))
 
 
-@check("CumSum")
+@check("CumSum", "CumProd")
 def _cumsum(site: Site) -> None:
     shape, axis = site.shape(0), site.integers(1)
     if shape is not None and axis:
@@ -426,6 +432,13 @@ def _channel_parameters(site: Site) -> None:
         site.fail(f"{channels} channels cannot be split into {groups} groups")
 
 
+@check("MeanVarianceNormalization")
+def _mean_variance(site: Site) -> None:
+    shape = site.shape(0)
+    if shape is not None:
+        site.axes(site.attr("axes", (0, 2, 3)), len(shape))
+
+
 @check("LSTM", "GRU", "RNN")
 def _recurrent(site: Site) -> None:
     gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[site.node.op]
@@ -450,7 +463,7 @@ def _recurrent(site: Site) -> None:
 
 # Quantization
 
-_QUANTIZED = {
+_QUANTIZED: dict[str, list[tuple[int, int | None]]] = {
     "QuantizeLinear": [(1, 2)],
     "DequantizeLinear": [(1, 2)],
     "QLinearConv": [(1, 2), (4, 5), (6, 7)],
@@ -459,21 +472,38 @@ _QUANTIZED = {
     "QLinearMul": [(1, 2), (4, 5), (6, 7)],
     **{
         f"QLinear{op}": [(1, 2), (3, 4)]
-        for op in ("AveragePool", "GlobalAveragePool", "LeakyRelu", "Sigmoid", "Softmax")
+        for op in ("AveragePool", "GlobalAveragePool", "LeakyRelu", "ReduceMean", "Sigmoid", "Softmax")
     },
+    "QGemm": [(1, 2), (4, 5), (7, 8)],
+    "MatMulIntegerToFloat": [(2, None), (3, None)],
+    "DynamicQuantizeMatMul": [(2, None)],
 }
-"""Positions of (scale, zero point) among the inputs, for com.microsoft's operators too."""
+"""Positions of (scale, zero point) among the inputs, for com.microsoft's operators too; None where the
+zero points may be fewer than the scales."""
+
+
+def _positive(site: Site, scale: int) -> None:
+    """A constant scale holds positive finite numbers only."""
+    values = site.constant(scale)
+    if values is not None and values.dtype != object:
+        numbers = values.astype(np.float64)
+        wrong = numbers[~(np.isfinite(numbers) & (numbers > 0))]
+        if wrong.size:
+            site.fail(f"scale {wrong[0]:g} is not a positive finite number")
+
+
+@check("QLinearConcat")
+def _quantized_concat(site: Site) -> None:
+    for scale in (0, *range(3, len(site.node.inputs), 3)):
+        _positive(site, scale)
 
 
 @check(*_QUANTIZED)
 def _quantized(site: Site) -> None:
     for scale, zero in _QUANTIZED[site.node.op]:
-        values = site.constant(scale)
-        if values is not None and values.dtype != object:
-            numbers = values.astype(np.float64)
-            wrong = numbers[~(np.isfinite(numbers) & (numbers > 0))]
-            if wrong.size:
-                site.fail(f"scale {wrong[0]:g} is not a positive finite number")
+        _positive(site, scale)
+        if zero is None:
+            continue
         counts = [site.count(scale), site.count(zero)]
         if None not in counts and counts[0] != counts[1]:
             site.fail(f"{counts[1]} zero points for {counts[0]} scales")
@@ -494,7 +524,9 @@ def _per_axis(site: Site) -> None:
         zero = site.constant(2)
         if zero is not None and kinds[0] == "int32" and zero.any():
             site.fail("the zero point of an int32 input must be 0")
-    shape, scales = site.shape(0), site.shape(1)
+    shape, scales, zeros = site.shape(0), site.shape(1), site.shape(2)
+    if scales is not None and zeros is not None and len(scales) != len(zeros) and site.count(1) != 1:
+        site.fail(f"the scale has rank {len(scales)}, the zero point {len(zeros)}")
     if shape is None or scales is None or not scales or (len(scales) == 1 and site.size(1, 0) == 1):
         return
     axis = site.axis(site.attr("axis", 1), len(shape))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 
 from cuvil.frontend.aliases import remove_aliases
+from cuvil.frontend.binding import Shapes, Values
 from cuvil.frontend.checks import check_graph
 from cuvil.frontend.fold import fold_constants, remove_dead_code
 from cuvil.frontend.functions import expand_functions
 from cuvil.frontend.infer import check_strictly, infer_types
-from cuvil.frontend.onnx_reader import Shapes, read_model
+from cuvil.frontend.onnx_reader import read_model
 from cuvil.frontend.opset import upgrade
 from cuvil.frontend.scalars import make_scalars
 from cuvil.ir.graph import Graph
@@ -22,7 +23,9 @@ MAX_ROUNDS = 16
 """Rounds of folding and inference; each makes at least one more value known."""
 
 
-def import_model(path: str | os.PathLike[str], shapes: Shapes | None = None) -> Graph:
+def import_model(
+    path: str | os.PathLike[str], shapes: Shapes | None = None, values: Values | None = None
+) -> Graph:
     """Read, upgrade, check and simplify the model in `path`.
 
     Importing what `write_model` wrote of the result gives the same graph again.
@@ -30,12 +33,13 @@ def import_model(path: str | os.PathLike[str], shapes: Shapes | None = None) -> 
     Args:
         path: the ``.onnx`` file.
         shapes: sizes or names for the dimensions of inputs, as for `read_model`.
+        values: of inputs that become constants, as for `read_model`.
 
     Raises:
-        ModelError: the file or the model is not valid, or `shapes` does not fit it.
+        ModelError: the file or the model is not valid, `shapes` or `values` do not fit it.
         UnsupportedError: the model uses a form that has no equal in the canonical opset.
     """
-    graph = read_model(path, shapes)
+    graph = read_model(path, shapes, values)
     canonicalize(graph)
     return graph
 

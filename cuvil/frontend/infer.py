@@ -16,6 +16,7 @@ import onnx
 from onnx import shape_inference
 
 from cuvil.errors import ModelError
+from cuvil.frontend.foreign import foreign_types
 from cuvil.frontend.onnx_writer import to_proto
 from cuvil.frontend.scope import Equalities, Namer, definitions, substitute_dims, walk
 from cuvil.frontend.tensors import checked_elements, type_from_proto, type_of
@@ -46,8 +47,8 @@ def infer_types(graph: Graph) -> None:
     `UNKNOWN` dimensions.  Afterwards no dimension is `UNKNOWN`.  A symbol that the model declares
     for a size gives way to what inference finds for that size, everywhere; symbols of inputs stay.
 
-    In a subgraph inference wins over a declaration that contradicts it: the body may be a branch
-    that is never taken at these sizes.
+    Inference wins over a declaration that contradicts it in a subgraph, since the body may be a branch
+    that is never taken at these sizes, and in the rank of an output, which exporters let users write.
 
     Raises:
         ModelError: a declaration contradicts what inference finds, or a value exceeds
@@ -81,6 +82,11 @@ def infer_types(graph: Graph) -> None:
             checked_elements([*sizes, *[1] * (len(known.shape or ()) - len(sizes))], f"value '{name}'")
 
 
+def _is_vague(known: TensorType | None) -> bool:
+    """Whether the rank or a size is unknown."""
+    return known is None or known.shape is None or any(d == UNKNOWN or is_generated(d) for d in known.shape)
+
+
 def _informative(name: str, known: TensorType) -> TensorType:
     """`known` without the dimensions that are only named after the value itself."""
     if known.shape is None:
@@ -100,11 +106,17 @@ class _Merger:
     ) -> dict[str, TensorType]:
         """The types of the values that `graph` defines, subgraphs excepted."""
         like = {node.outputs[0]: node.inputs[0] for node in graph.nodes if node.op in LIKE_INPUT}
+        foreign = {name: node for node in graph.nodes if node.domain for name in node.outputs}
         types: dict[str, TensorType] = {}
+        tried: dict[str, TensorType] = {}
         for name in definitions(graph):
             inferred = found.get(name)
             if name in like and (inferred is None or inferred.shape is None):
                 inferred = types.get(like[name], inferred)
+            if name in foreign and _is_vague(inferred):
+                if name not in tried:
+                    tried.update(foreign_types(foreign[name], types, graph.constants, graph.opset))
+                inferred = tried.get(name, inferred)
             known = self.merge(graph, name, inferred, said.get(name), strict)
             if known is not None:
                 types[name] = known
@@ -127,10 +139,11 @@ class _Merger:
             raise ModelError(f"declared as {said.dtype}, but its producer makes {found.dtype}", where)
         if found.shape is None or said.shape is None or found.dtype != said.dtype:
             return said if found.shape is None and found.dtype == said.dtype else found
-        if len(found.shape) != len(said.shape) or any(
+        ranks = len(found.shape) == len(said.shape)
+        if not ranks or any(
             isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(found.shape, said.shape)
         ):
-            if strict:
+            if strict and (ranks or name not in graph.outputs):
                 raise ModelError(
                     f"declared shape {_text(said.shape)} contradicts the real one, {_text(found.shape)}",
                     where,
@@ -194,7 +207,7 @@ def _run(graph: Graph) -> list[dict[str, TensorType]]:
     proto = to_proto(graph, _is_small)
     try:
         found = shape_inference.infer_shapes(proto, data_prop=True).graph
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, IndexError) as error:
         raise ModelError(
             f"shape inference fails: {' '.join(str(error).split())}", f"graph '{graph.name}'"
         ) from None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import graphlib
 import heapq
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +23,19 @@ import cuvil.ops  # noqa: F401  (fills the registry)
 from cuvil import fsio
 from cuvil.errors import CuvilError, ModelError, UnsupportedError
 from cuvil.frontend.aliases import remove_aliases
-from cuvil.frontend.binding import bind_inputs
+from cuvil.frontend.binding import Shapes, Values, bind_inputs
 from cuvil.frontend.infer import UNKNOWN, infer_types, is_generated
-from cuvil.frontend.onnx_writer import MICROSOFT, PRODUCER
+from cuvil.frontend.onnx_writer import PRODUCER
 from cuvil.frontend.schema import check_schemas, is_standard
 from cuvil.frontend.tensors import decode, decode_sparse, type_from_proto
 from cuvil.frontend.wire import scan
 from cuvil.ir.graph import Graph, Node, TensorType, captured
 from cuvil.limits import MAX_MODEL_BYTES, MAX_NODES, MAX_SUBGRAPH_DEPTH
+from cuvil.ops.microsoft import DOMAIN as MICROSOFT
 from cuvil.ops.registry import OPERATORS
 
-DOMAINS = ("", MICROSOFT)
-"""The operator domains that are let through; ``ai.onnx`` is the first one's other name."""
+DOMAINS = frozenset(domain for domain, _ in OPERATORS)
+"""The operator domains that are let through, those of the registry; ``ai.onnx`` is the other name of ""."""
 
 PREVIEW = "ai.onnx.preview"
 """The domain of operators that the standard is trying out; each has a function that defines it."""
@@ -42,7 +43,7 @@ PREVIEW = "ai.onnx.preview"
 STATED: dict[str, dict[str, Any]] = {"STFT": {"onesided": 1}}
 """Defaults of attributes that onnx's shape inference has wrong: they are written out."""
 
-NO_NAMES = ("?", "None", "-1")
+NO_NAMES = ("?", "None", "-1", -1)
 """What exporters write where a dimension has no name; two of them are not the same size."""
 
 _CONSTANT_FORMS = {
@@ -56,16 +57,17 @@ _CONSTANT_FORMS = {
     "value_strings": (AttributeProto.STRINGS, "object"),
 }
 
-Shapes = Mapping[str, Sequence["int | str"]]
 
-
-def read_model(path: str | os.PathLike[str], shapes: Shapes | None = None) -> Graph:
+def read_model(
+    path: str | os.PathLike[str], shapes: Shapes | None = None, values: Values | None = None
+) -> Graph:
     """Read an ONNX file as a graph at the model's own opset, checked and with inferred types.
 
     Args:
         path: the ``.onnx`` file; external data is read from its folder.
         shapes: sizes (or names) of the dimensions of inputs, by input name.  A size given for a
             symbolic dimension holds wherever the model uses the symbol.
+        values: of inputs that become constants, by name: numbers, nested lists of them, or arrays.
 
     Returns:
         A graph in topological order.  Constant nodes and initializers are `Graph.constants`,
@@ -73,7 +75,7 @@ def read_model(path: str | os.PathLike[str], shapes: Shapes | None = None) -> Gr
         unnamed unknown dimensions have names of their own (``x_d0``).
 
     Raises:
-        ModelError: the file is no valid model, or `shapes` does not fit it.
+        ModelError: the file is no valid model, `shapes` or `values` do not fit it.
         UnsupportedError: the model uses an unknown operator domain or kind of value.
     """
     where = os.fspath(path)
@@ -86,17 +88,22 @@ def read_model(path: str | os.PathLike[str], shapes: Shapes | None = None) -> Gr
         model = ModelProto.FromString(data)
     except DecodeError:
         raise ModelError("the file is damaged or not an ONNX model", where) from None
-    return graph_from_proto(model, Path(path).parent, shapes)
+    return graph_from_proto(model, Path(path).parent, shapes, values)
 
 
-def graph_from_proto(model: ModelProto, folder: Path | None = None, shapes: Shapes | None = None) -> Graph:
+def graph_from_proto(
+    model: ModelProto,
+    folder: Path | None = None,
+    shapes: Shapes | None = None,
+    values: Values | None = None,
+) -> Graph:
     """`read_model` for a model in memory; `folder` holds its external data, None allows none."""
     opset = _opset(model)
     model = _inline_previews(_inline_functions(model))
     graph = _Reader(opset, folder, model.producer_name == PRODUCER).graph(model.graph, frozenset(), 0)
     if not graph.outputs and model.producer_name != PRODUCER:  # a device may have no part
         raise ModelError("the model has no outputs", f"graph '{graph.name}'")
-    bind_inputs(graph, shapes or {})
+    bind_inputs(graph, shapes or {}, values or {})
     check_schemas(graph)
     remove_aliases(graph)
     infer_types(graph)
@@ -282,9 +289,8 @@ class _Reader:
         if not proto.op_type:
             raise ModelError("the node has no operator", where)
         if domain not in DOMAINS:
-            raise UnsupportedError(
-                f"operator domain '{domain}' is not supported, only 'ai.onnx' and '{MICROSOFT}' are", where
-            )
+            allowed = ", ".join(f"'{known or 'ai.onnx'}'" for known in sorted(DOMAINS))
+            raise UnsupportedError(f"operator domain '{domain}' is not supported, only {allowed} are", where)
         for name in proto.input:
             if name and name not in visible:
                 raise ModelError(f"input '{name}' is not produced by any node, input or initializer", where)
@@ -374,7 +380,7 @@ class _Reader:
 
 
 def _input_type(value: onnx.ValueInfoProto) -> TensorType | None:
-    """The declared type of a graph input; negative sizes stay, for `bind_inputs` to refuse."""
+    """The declared type of a graph input; other negative sizes stay, for `bind_inputs` to refuse."""
     known = type_from_proto(value.type, f"input '{value.name}'")
     if known is None or known.shape is None:
         return known

@@ -12,6 +12,7 @@ from onnx import AttributeProto, defs, helper, numpy_helper
 
 from cuvil import fsio
 from cuvil.errors import ModelError
+from cuvil.frontend.schema import domain_versions
 from cuvil.frontend.tensors import byte_size, type_of, type_to_proto
 from cuvil.ir.graph import Graph, Node, TensorType
 from cuvil.limits import MAX_MODEL_BYTES
@@ -20,9 +21,6 @@ PRODUCER = "cuvil"
 
 MIN_IR_VERSION = 10
 """The IR version of opset 21, the first with metadata on nodes."""
-
-MICROSOFT = "com.microsoft"
-MICROSOFT_OPSET = 1
 
 
 def write_model(graph: Graph, path: str | os.PathLike[str]) -> None:
@@ -57,8 +55,7 @@ def to_proto(graph: Graph, keep: Callable[[np.ndarray], bool] | None = None) -> 
     """
     proto = _graph(graph, keep)
     opsets = [helper.make_opsetid("", graph.opset)]
-    if MICROSOFT in _domains(graph):
-        opsets.append(helper.make_opsetid(MICROSOFT, MICROSOFT_OPSET))
+    opsets += [helper.make_opsetid(domain, version) for domain, version in domain_versions(graph).items()]
     version = max(MIN_IR_VERSION, helper.OP_SET_ID_VERSION_MAP.get(("ai.onnx", graph.opset), 0))
     return helper.make_model(proto, opset_imports=opsets, producer_name=PRODUCER, ir_version=version)
 
@@ -124,12 +121,6 @@ def _empty_list_type(node: Node, key: str, opset: int) -> int:
         if key in attributes:
             return int(AttributeProto.AttributeType.Value(attributes[key].type.name))
     return int(AttributeProto.INTS)
-
-
-def _domains(graph: Graph) -> set[str]:
-    return {node.domain for node in graph.nodes} | {
-        domain for node in graph.nodes for inner in node.subgraphs() for domain in _domains(inner)
-    }
 
 
 def _weight_bytes(graph: Graph) -> list[int]:

@@ -70,8 +70,8 @@ _FITS: dict[str, Callable[[Any], bool]] = {
 
 
 def check_schemas(graph: Graph) -> None:
-    """Check every node of the default domain, in subgraphs too, against its schema at the graph's
-    opset.
+    """Check every node, in subgraphs too, against its schema: those of the default domain at the graph's
+    opset, those of another that onnx knows at the newest version that has their attributes.
 
     Raises:
         UnsupportedError: there is no such operator at that opset, or no longer.
@@ -79,8 +79,46 @@ def check_schemas(graph: Graph) -> None:
     """
     for inner in walk(graph):
         for node in inner.nodes:
-            if not node.domain:
-                _check_node(node, graph.opset)
+            schema = _foreign_schema(node) if node.domain else _schema(node, graph.opset)
+            if schema is not None:
+                _check_node(node, schema)
+
+
+def domain_versions(graph: Graph) -> dict[str, int]:
+    """The opset to declare for each domain besides the default one that `graph` uses: the newest in which
+    all its nodes are what they are (a graph does not keep the version its model declared), or 1."""
+    nodes: dict[str, list[Node]] = {}
+    for inner in walk(graph):
+        for node in inner.nodes:
+            if node.domain:
+                nodes.setdefault(node.domain, []).append(node)
+    versions = {}
+    for domain, own in sorted(nodes.items()):
+        newest = max((s.since_version for node in own for s in _history(domain, node.op)), default=1)
+        fits = (v for v in range(newest, 1, -1) if all(_fits(node, v) for node in own))
+        versions[domain] = next(fits, 1)
+    return versions
+
+
+def _fits(node: Node, version: int) -> bool:
+    """Whether version `version` of the node's domain, which is not the default one, has such a node."""
+    schema = next((s for s in _history(node.domain, node.op) if s.since_version <= version), None)
+    return schema is not None and not schema.deprecated and node.attrs.keys() <= schema.attributes.keys()
+
+
+def _foreign_schema(node: Node) -> defs.OpSchema | None:
+    """The newest schema of a node outside the default domain that has its attributes, else the newest one;
+    None where onnx has none."""
+    living = [s for s in _history(node.domain, node.op) if not s.deprecated]
+    fitting = [s for s in living if node.attrs.keys() <= s.attributes.keys()]
+    return next(iter(fitting + living), None)
+
+
+@functools.cache
+def _history(domain: str, op: str) -> list[defs.OpSchema]:
+    """Every version of an operator, the newest first."""
+    found = [s for s in defs.get_all_schemas_with_history() if (s.domain, s.name) == (domain, op)]
+    return sorted(found, key=lambda s: -s.since_version)
 
 
 @functools.cache
@@ -115,8 +153,7 @@ def _schema(node: Node, opset: int) -> defs.OpSchema:
     return schema
 
 
-def _check_node(node: Node, opset: int) -> None:
-    schema = _schema(node, opset)
+def _check_node(node: Node, schema: defs.OpSchema) -> None:
     for what, names, formal, least, most in (
         ("input", node.inputs, schema.inputs, schema.min_input, schema.max_input),
         ("output", node.outputs, schema.outputs, schema.min_output, schema.max_output),

@@ -103,7 +103,8 @@ def type_from_proto(proto: onnx.TypeProto, where: str) -> TensorType | None:
         inner = type_from_proto(getattr(proto, kind).elem_type, where)
         prefix = "seq" if kind == "sequence_type" else "optional"
         return inner and TensorType(f"{prefix}({inner.dtype})", inner.shape)
-    raise UnsupportedError(f"values of kind {kind} are not supported, only tensors", where)
+    hint = "; of a classifier, export the scores without ZipMap" if kind == "map_type" else ""
+    raise UnsupportedError(f"values of kind {kind} are not supported, only tensors{hint}", where)
 
 
 def type_to_proto(value: TensorType) -> onnx.TypeProto:

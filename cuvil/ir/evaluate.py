@@ -53,7 +53,7 @@ def expression(e: Expr, point: Mapping[Expr, Array], arrays: Callable[[Value], n
     for node in E.walk(e):
         if node in memo:
             continue
-        args = [memo[a] for a in node.args] if node.op != "var" else []
+        args = [memo[a] for a in node.args] if node.op not in E.LEAVES else []
         kind = E.numpy_dtype(node.dtype)
         with np.errstate(all="ignore"):
             memo[node] = _apply(node, args, kind, arrays)

@@ -69,7 +69,8 @@ class Expr:
     """One node: `op` applied to `args`, of element type `dtype`; `attr` holds what is not an Expr.
 
     ops: ``const`` (attr: the value), ``var`` (a loop variable; args: its extent), ``sym`` (a
-    symbolic size; attr: name), ``affine`` (attr: (constant, coefficients)), ``mul`` (n-ary on
+    symbolic size; attr: name; args of one that the data decide: its definition and its bound),
+    ``affine`` (attr: (constant, coefficients)), ``mul`` (n-ary on
     indices), ``load`` (attr: the `Value` read; args: one index per axis), ``select``, ``cast``,
     ``bitcast``, arithmetic, comparisons and the names in `UNARY_MATH`.
     """
@@ -150,6 +151,9 @@ class Expr:
         return self.op == "const"
 
 
+LEAVES = frozenset(("var", "sym"))
+"""Operations that traversals do not look into: the arguments say what they are, not what they are made of."""
+
 _interned: dict[tuple[Any, ...], Expr] = {}
 _serial = 0
 
@@ -163,6 +167,8 @@ def _node(op: str, dtype: str, args: tuple[Expr, ...] = (), attr: Any = None, ke
         _serial += 1
         found.op, found.dtype, found.args, found.attr, found.serial = op, dtype, args, attr, _serial
         found.lo, found.hi = _range(found)
+        if op == "sym" and args:
+            found.lo = key[1]
         _interned[identity] = found
     return found
 
@@ -184,6 +190,19 @@ def fresh() -> Iterator[None]:
     with _lock:
         clear()
         yield
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """A table of nodes for what does not outlive the block; afterwards the table is as it was."""
+    global _interned, _serial
+    with _lock:
+        kept = _interned, _serial
+        _interned, _serial = {}, 0
+        try:
+            yield
+        finally:
+            _interned, _serial = kept
 
 
 # --- leaves -------------------------------------------------------------------------------------
@@ -227,6 +246,12 @@ def sym(name: str) -> Expr:
     return _node("sym", INDEX, (), name)
 
 
+def derived(name: str, definition: Expr, low: int, bound: Expr) -> Expr:
+    """A number that is known at run time only: `definition` reads memory.  It is a symbol to everything
+    that uses it; generated code checks that it lies within [low, bound]."""
+    return _node("sym", INDEX, (definition, bound), name, (name, low))
+
+
 def wrap(value: Operand, dtype: str) -> Expr:
     """`value` as an Expr; plain numbers become constants of `dtype`."""
     return value if isinstance(value, Expr) else const(value, dtype)
@@ -252,7 +277,7 @@ def _range(e: Expr) -> tuple[float, float]:
     if e.op == "var":
         return 0, max(e.args[0].hi - 1, 0)
     if e.op == "sym":
-        return 0, INF
+        return 0, e.args[1].hi if e.args else INF
     if e.op == "affine":
         constant, coefficients = e.attr
         lo = hi = float(constant)
@@ -341,6 +366,8 @@ def _rejoin(terms: dict[Expr, int]) -> dict[Expr, int]:
         )
         wanted = scale * b.attr if b.is_const else scale
         if terms.get(partner) != wanted:
+            if _widen(terms, t):
+                return _rejoin(terms)
             continue
         del terms[t], terms[partner]
         whole = a
@@ -353,6 +380,22 @@ def _rejoin(terms: dict[Expr, int]) -> dict[Expr, int]:
         for u, c in more.items():
             terms[u] = terms.get(u, 0) + c * scale
     return terms
+
+
+def _widen(terms: dict[Expr, int], t: Expr) -> bool:
+    """``c * b * ((a % m) // b) + c * (a % b)`` is ``c * (a % m)`` where `b` divides `m`."""
+    if t.op != "mod" or not t.args[1].is_const:
+        return False
+    a, b = t.args
+    for u, c in terms.items():
+        if u.op == "floordiv" and u.args[1] is b and u.args[0].op == "mod" and u.args[0].args[0] is a:
+            m = u.args[0].args[1]
+            if m.is_const and m.attr % b.attr == 0 and c == terms[t] * b.attr:
+                del terms[u]
+                scale = terms.pop(t)
+                terms[u.args[0]] = terms.get(u.args[0], 0) + scale
+                return True
+    return False
 
 
 def _combine(a: Expr, b: Expr, factor: int) -> Expr:
@@ -472,7 +515,7 @@ def mod(a: Operand, b: Operand) -> Expr:
 
 def _bounds(e: Expr) -> tuple[float, float]:
     """The range of an index where no symbol is above `limits.MAX_SYMBOL`."""
-    symbols = [n for n in walk(e) if n.op == "sym"]
+    symbols = [n for n in walk(e) if n.op == "sym" and n.lo == 0 and n.hi == INF]
     if symbols:
         e = substitute(e, dict.fromkeys(symbols, var(limits.MAX_SYMBOL + 1)))
     return e.lo, e.hi
@@ -749,7 +792,7 @@ def rebuild(e: Expr, args: Sequence[Expr]) -> Expr:
         return cast(args[0], e.dtype)
     if op == "bitcast":
         return bitcast(args[0], e.dtype)
-    if op == "var":
+    if op in LEAVES:
         return e
     if len(args) == 2:
         return binary(op, args[0], args[1])
@@ -760,7 +803,7 @@ def rebuild(e: Expr, args: Sequence[Expr]) -> Expr:
 
 def transform(e: Expr, rule: Callable[[Expr], Expr | None], memo: dict[Expr, Expr] | None = None) -> Expr:
     """Rewrite bottom-up: `rule` sees each node with rewritten arguments and returns its
-    replacement, or None to keep it.  Extents of variables are left alone."""
+    replacement, or None to keep it.  Extents of variables and definitions of symbols are left alone."""
     memo = {} if memo is None else memo
     stack = [e]
     while stack:
@@ -768,7 +811,7 @@ def transform(e: Expr, rule: Callable[[Expr], Expr | None], memo: dict[Expr, Exp
         if node in memo:
             stack.pop()
             continue
-        children = () if node.op == "var" else node.args
+        children = () if node.op in LEAVES else node.args
         pending = [a for a in children if a not in memo]
         if pending:
             stack.extend(pending)
@@ -787,7 +830,8 @@ def substitute(e: Expr, mapping: Mapping[Expr, Expr]) -> Expr:
 
 
 def walk(*roots: Expr) -> Iterable[Expr]:
-    """Every distinct node below `roots`, each once, arguments first; not the extents of variables."""
+    """Every distinct node below `roots`, each once, arguments first; not the extents of variables nor
+    the definitions of symbols."""
     seen: set[Expr] = set()
     stack = [(r, False) for r in reversed(roots)]
     while stack:
@@ -799,7 +843,7 @@ def walk(*roots: Expr) -> Iterable[Expr]:
             continue
         seen.add(node)
         stack.append((node, True))
-        if node.op != "var":
+        if node.op not in LEAVES:
             stack.extend((a, False) for a in reversed(node.args))
 
 
@@ -811,6 +855,31 @@ def loads(*roots: Expr) -> list[Expr]:
 def variables(*roots: Expr) -> set[Expr]:
     """The distinct loop variables below `roots`."""
     return {e for e in walk(*roots) if e.op == "var"}
+
+
+def size_loads(*roots: Expr) -> list[Expr]:
+    """The loads that compute the data-dependent symbols below `roots`, extents of variables included."""
+    found: dict[Expr, None] = {}
+    stack, seen = list(roots), set(roots)
+    while stack:
+        for node in walk(stack.pop()):
+            below = node.args[:1] if node.op in LEAVES else ()
+            if node.op == "sym" and below:
+                found.update(dict.fromkeys(loads(*below)))
+            stack.extend(a for a in below if a not in seen)
+            seen.update(below)
+    return list(found)
+
+
+def capacity(size: Expr) -> Expr:
+    """The most that a size can be: its data-dependent symbols, in which it must not fall, at their bounds.
+    Symbols that nothing bounds get `limits.DATA_SIZE`; generated code checks that too."""
+    return transform(size, lambda n: largest(n) if n.op == "sym" and n.args else None)
+
+
+def largest(symbol: Expr) -> Expr:
+    """The most that a data-dependent symbol can be as the size of something in memory."""
+    return const(limits.DATA_SIZE) if symbol.hi >= limits.MAX_SYMBOL else capacity(symbol.args[1])
 
 
 def product(sizes: Iterable[Operand]) -> Expr:

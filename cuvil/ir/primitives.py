@@ -21,6 +21,7 @@ import numpy as np
 from cuvil import limits
 from cuvil.errors import ModelError
 from cuvil.ir import expr as E
+from cuvil.ir import text
 from cuvil.ir.expr import Expr, Operand
 
 if TYPE_CHECKING:
@@ -106,6 +107,9 @@ class Value:
         definition: how its elements come about; None for a local of a kernel.
         scan: the recurrence it belongs to, if any.
         origin: the graph nodes it came from, for reports.
+        text: it is a string tensor; its last axis, of known size, holds an element's bytes (`cuvil.ir.text`).
+        capacity: the most elements it can have, where its data-dependent sizes have a smaller product
+            than their bounds.
     """
 
     name: str
@@ -114,6 +118,8 @@ class Value:
     definition: Definition = None
     scan: Scan | None = None
     origin: tuple[str, ...] = ()
+    capacity: Expr | None = None
+    text: bool = False
 
     def __getitem__(self, indices: Operand | tuple[Operand, ...]) -> Expr:
         """The element at `indices`: a known constant where it can be, else a load."""
@@ -190,10 +196,12 @@ def element(value: Value, indices: Sequence[Operand]) -> Expr:
     args = tuple(E.wrap(i, E.INDEX) for i in indices)
     args = tuple(E.const(0) if static(size) == 1 else a for a, size in zip(args, value.shape))
     d = value.definition
-    if isinstance(d, Constant) and value.dtype != "string":
+    if isinstance(d, Constant):
+        if not d.array.size:  # nothing reads it
+            return E.const(0, value.dtype)
         if all(a.is_const for a in args):
             return E.const(d.array[tuple(int(a.attr) for a in args)].item(), value.dtype)
-        if d.array.size and d.array.size <= 4096 and _uniform(d.array):
+        if d.array.size <= 4096 and _uniform(d.array):
             return E.const(d.array.flat[0].item(), value.dtype)
     small = value.dtype in ("int64", "int32", "bool") and all(a.is_const for a in args)
     if small and value.scan is None and isinstance(d, (Map, Reduce)):
@@ -229,6 +237,8 @@ class Program:
     Attributes:
         symbols: names of the symbolic sizes, in order of appearance among the inputs.
         values: every value, producers before consumers.
+        derived: the symbols that the data decide (`Builder.derived`), in the order in which they become
+            known.
     """
 
     name: str
@@ -236,6 +246,17 @@ class Program:
     outputs: list[Value] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
     symbols: list[str] = field(default_factory=list)
+    derived: list[Expr] = field(default_factory=list)
+
+    @property
+    def pinned(self) -> set[Value]:
+        """The values that must be in memory as they are: outputs, and what the run-time symbols read."""
+        return {*self.outputs, *(e.attr for s in self.derived for e in E.loads(s.args[0]))}
+
+
+def depends_on_data(*sizes: Expr) -> bool:
+    """Whether an index can be known only when the program runs on its data."""
+    return bool(E.loads(*sizes)) or any(e.op == "sym" and e.args for e in E.walk(*sizes))
 
 
 def definition_loads(value: Value) -> list[Expr]:
@@ -249,12 +270,28 @@ def definition_loads(value: Value) -> list[Expr]:
 
 
 def operands(value: Value) -> list[Value]:
-    """The values a definition reads, each once, in order."""
+    """The values a definition reads, each once, in order; last those that its data-dependent sizes read."""
     d = value.definition
+    sizes = dict.fromkeys(e.attr for e in E.size_loads(*value.shape, *_bodies(d)))
     if isinstance(d, Opaque):
-        return list(d.inputs)
-    found = dict.fromkeys(e.attr for e in definition_loads(value))
+        return list(dict.fromkeys([*d.inputs, *sizes]))
+    found = dict.fromkeys([*(e.attr for e in definition_loads(value)), *sizes])
     return ([d.base] if isinstance(d, Scatter) and d.base not in found else []) + list(found)
+
+
+def _bodies(d: Definition) -> list[Expr]:
+    """The expressions in which a definition may use sizes."""
+    if isinstance(d, Map):
+        return [d.body]
+    if isinstance(d, Reduce):
+        return [d.body, *d.reduced]
+    if isinstance(d, Scatter):
+        return [*d.domain, *d.indices, d.update]
+    if isinstance(d, Opaque):
+        from cuvil.ir.loops import expressions, walk
+
+        return [e for statement in walk(d.body) for e in expressions(statement)]
+    return []
 
 
 class Builder:
@@ -269,6 +306,7 @@ class Builder:
         self.origin: tuple[str, ...] = ()
         self._names: dict[str, int] = {}
         self._by_name: dict[str, Value] = {}
+        self._derived: dict[tuple[Expr, Expr, int], Expr] = {}
 
     def _add(self, name: str, dtype: str, shape: Sequence[Expr], definition: Definition) -> Value:
         bytes_ = math.prod(n for n in map(static, shape) if n is not None)
@@ -303,9 +341,19 @@ class Builder:
         self.program.inputs.append(value)
         return value
 
+    def text_input(self, name: str, shape: Sequence[Expr]) -> Value:
+        """A string input of `shape`."""
+        value = self.input(name, "uint8", [*shape, E.const(limits.STRING_BYTES)])
+        value.text = True
+        return value
+
     def constant(self, array: np.ndarray, name: str = "") -> Value:
-        """A value known at compile time."""
+        """A value known at compile time; strings (an array of objects) as their bytes."""
         array = np.asarray(array)
+        if array.dtype == object:
+            value = self.constant(text.encode(array, f"constant '{name}'"), name)
+            value.text = True
+            return value
         shape = [E.const(n) for n in array.shape]
         return self._add(name or f"{self._hint}:c", str(array.dtype), shape, Constant(array))
 
@@ -328,6 +376,47 @@ class Builder:
         at = tuple(E.const(0) if static(s) == 1 else a for s, a in zip(sizes, axes))
         result = body(at, tuple(E.const(0) if static(r.args[0]) == 1 else r for r in inner))
         return self._add(self._hint, result.dtype, sizes, Reduce(axes, inner, op, result))
+
+    def derived(self, definition: Expr, bound: Operand, low: int = 0) -> Expr:
+        """A size, or any other index, that the data decide: its value at run time is that of `definition`,
+        which may load from values made before.  It may be used in shapes.
+
+        Args:
+            bound: the largest value, a number or an expression of sizes; the run ends with an error code
+                where the value lies outside [low, bound].
+        """
+        most = E.wrap(bound, E.INDEX)
+        if not depends_on_data(definition):
+            return definition
+        known = self._derived.get((definition, most, low))
+        if known is not None:
+            return known
+        number = self.map([], lambda: E.cast(definition, E.INDEX), f"{self._hint}:size")
+        symbol = E.derived(number.name, E.load(number, ()), low, most)
+        self.program.derived.append(symbol)
+        result = most if most.is_const and most.attr == low else symbol
+        self._derived[definition, most, low] = result
+        return result
+
+    def settle(self, value: Value, shape: Sequence[int | None]) -> None:
+        """Say that the data-dependent sizes of `value` are the given ones (None leaves one as it is); the
+        run ends with an error code where they are not."""
+        sizes = [E.const(n) if n is not None and depends_on_data(s) else s for s, n in zip(value.shape, shape)]
+        d = value.definition
+        if sizes == list(value.shape) or not isinstance(d, (Map, Reduce)) or value.scan is not None:
+            return
+        values = self.program.values
+        before = len(values)
+        for size, wanted in zip(value.shape, sizes):
+            if size is not wanted:
+                self.derived(size, wanted.attr, wanted.attr)
+        at = values.index(value)
+        values[at:] = [*values[before:], *values[at:before]]
+        axes = tuple(a if s is a.args[0] else E.var(s) for a, s in zip(d.axes, sizes))
+        mapping = {a: E.const(0) if static(b.args[0]) == 1 else b for a, b in zip(d.axes, axes) if a is not b}
+        body = E.substitute(d.body, mapping)
+        again = Map(axes, body) if isinstance(d, Map) else Reduce(axes, d.reduced, d.op, body)
+        value.shape, value.definition = tuple(sizes), again
 
     def scatter(
         self,

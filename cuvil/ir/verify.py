@@ -73,7 +73,7 @@ def program(p: Program) -> None:
     check(len(position) == len(p.values), p.name, "a value is listed twice")
     names = [v.name for v in p.values]
     check(len(set(names)) == len(names), p.name, "two values have one name")
-    symbols = {E.sym(name) for name in p.symbols}
+    symbols = {*(E.sym(name) for name in p.symbols), *p.derived}
     for v in p.inputs:
         check(v in position and isinstance(v.definition, Input), v, "an input that is not defined as one")
     for v in p.outputs:
@@ -162,14 +162,14 @@ def _load(v: Value, e: Expr, position: dict[Value, int]) -> None:
 # --- kernels ----------------------------------------------------------------------------------------
 
 
-def kernel(k: Kernel, symbols: Iterable[str]) -> None:
+def kernel(k: Kernel, symbols: Iterable[Expr]) -> None:
     """Variables and locals are declared before they are used, ranks and types agree, memory that is
     touched is listed, and all that is listed as written is stored to.
 
     Raises:
         InternalError: what does not hold.
     """
-    known = {E.sym(name) for name in symbols}
+    known = set(symbols)
     check(all(v.op == "var" for v in k.parallel), k.name, "is parallel over what is no variable")
     writes = {*k.writes}
     _statements(k.body, k.name, {*k.reads, *writes}, writes, known, k.parallel)

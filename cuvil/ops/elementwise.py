@@ -11,7 +11,8 @@ import ml_dtypes
 from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr
 from cuvil.ir.graph import ONNX_TYPES
-from cuvil.ir.primitives import Value
+from cuvil.ir.primitives import Builder, Value
+from cuvil.ops.reduction import mean, widened
 from cuvil.ops.registry import Context, lowering
 
 
@@ -350,28 +351,38 @@ def bitcast(c: Context) -> Value:
     return c.b.elementwise(lambda x: E.bitcast(x, target), c.x)
 
 
-@lowering("Dropout")
-def dropout(c: Context) -> list[Value]:
-    """Inference: the input itself, and a mask of ones."""
-    training = c.optional(2)
-    if training is not None and not (training.is_constant and not training.array.any()):
-        raise c.unsupported("training mode; training_mode must be a constant false")
-    return [c.b.elementwise(lambda x: x, c.x), c.b.map(c.x.shape, lambda *i: E.const(True, "bool"))]
-
-
 @lowering("BatchNormalization")
-def batch_normalization(c: Context) -> Value:
-    """Inference form: scale * (x - mean) / sqrt(var + epsilon) + bias, per channel (axis 1)."""
+def batch_normalization(c: Context) -> list[Value]:
+    """scale * (x - mean) / sqrt(var + epsilon) + bias, per channel (axis 1).  While training the mean and the
+    variance are those of the input, and the running ones move towards them."""
+    b, epsilon, kind = c.b, c.attr("epsilon", 1e-5), widened(c.b, c.x).dtype
+    x, scale, bias, average, variance = (c[i] for i in range(5))
+    running: list[Value] = []
     if c.attr("training_mode", 0):
-        raise c.unsupported("training mode")
-    epsilon = c.attr("epsilon", 1e-5)
-    x, scale, bias, mean, variance = (c[i] for i in range(5))
+        momentum: float = c.attr("momentum", 0.9)
+        now = _channel_statistics(b, x)
+        running = [
+            b.elementwise(lambda r, n: r * momentum + E.cast(n, r.dtype) * (1 - momentum), old, new)
+            for old, new in zip((average, variance), now)
+        ]
+        average, variance = now
 
     def per_channel(v: Value, i: tuple[Expr, ...]) -> Expr:
-        return E.cast(v[i[1] if len(i) > 1 else E.const(0)], x.dtype)
+        return E.cast(v[(i[1] if len(i) > 1 else E.const(0),) * v.rank], kind)
 
     def f(*i: Expr) -> Expr:
         factor = per_channel(scale, i) / E.unary("sqrt", per_channel(variance, i) + epsilon)
-        return (x[i] - per_channel(mean, i)) * factor + per_channel(bias, i)
+        y = (E.cast(x[i], kind) - per_channel(average, i)) * factor + per_channel(bias, i)
+        return E.cast(y, x.dtype)
 
-    return c.b.map(x.shape, f)
+    return [b.map(x.shape, f), *running]
+
+
+def _channel_statistics(b: Builder, x: Value) -> tuple[Value, Value]:
+    """Mean and variance of each channel (axis 1)."""
+    axes = [axis for axis in range(x.rank) if axis != 1]
+    wide = widened(b, x)
+    average = mean(b, wide, axes)
+    centred = b.elementwise(lambda v, m: v - m, wide, average)
+    squares = b.elementwise(lambda v: v * v, centred)
+    return mean(b, wide, axes, keepdims=False), mean(b, squares, axes, keepdims=False)

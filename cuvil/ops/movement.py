@@ -7,11 +7,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from cuvil import limits
 from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr, Operand
 from cuvil.ir.graph import ONNX_TYPES
-from cuvil.ir.primitives import Builder, Value, broadcast_load, broadcast_shapes, elements, static
+from cuvil.ir.primitives import (
+    Builder,
+    Value,
+    broadcast_load,
+    broadcast_shapes,
+    depends_on_data,
+    elements,
+    static,
+)
 from cuvil.ops.registry import Context, lowering
+from cuvil.ops.runtime import entry_of, kept_sizes, named
 from cuvil.ops.windows import pad
 
 
@@ -34,7 +44,9 @@ def size(c: Context) -> Value:
 @lowering("Reshape")
 def reshape(c: Context) -> Value:
     """The same elements under another shape; 0 copies a size, -1 is worked out."""
-    given = c.known_ints(1, "shape") or []
+    given = c.ints(1, "shape", -1) or []
+    if depends_on_data(*given):
+        return c.b.reshape(c.x, _sizes_from_data(c, given))
     sizes: list[Expr] = []
     unknown = None
     for axis, s in enumerate(given):
@@ -53,6 +65,22 @@ def reshape(c: Context) -> Value:
     if None not in known and known[0] != known[1]:
         raise c.error(f"{known[0]} elements cannot be reshaped to {known[1]}")
     return c.b.reshape(c.x, sizes)
+
+
+def _sizes_from_data(c: Context, given: Sequence[Expr]) -> list[Expr]:
+    """The sizes that a shape from the data gives; the run fails where they hold another number of elements."""
+    total = elements(c.x.shape)
+    sizes = list(given)
+    for axis, s in enumerate(given):
+        if not c.attr("allowzero", 0):
+            copied: Operand = c.x.shape[axis] if axis < c.x.rank else 0
+            sizes[axis] = E.select(E.eq(s, 0), copied, s)
+    others = E.product(E.select(E.eq(s, -1), E.const(1), s) for s in sizes)
+    rest = E.floordiv(total, E.maximum(others, 1))
+    most = limits.MAX_SYMBOL if c.attr("allowzero", 0) else total  # beside a 0 there may be anything
+    sizes = [c.declared(k, c.b.derived(E.select(E.eq(s, -1), rest, s), most)) for k, s in enumerate(sizes)]
+    c.b.derived(E.product(sizes) - total, 0)
+    return sizes
 
 
 def _quotient(shape: Sequence[Expr], others: Sequence[Expr]) -> Expr:
@@ -78,6 +106,13 @@ def flatten(c: Context) -> Value:
 @lowering("Squeeze")
 def squeeze(c: Context) -> Value:
     """Without the given axes of size 1 (all of them where none is given)."""
+    given = c.entries(1, "axes")
+    if given and depends_on_data(*given):
+        dropped = named(given, c.x.rank)
+        sizes = kept_sizes(c.b, c.x.shape, dropped, c.x.rank - len(given))
+        for flag, n in zip(dropped, c.x.shape):
+            c.b.derived(E.select(flag, n, E.const(1)), 1, 1)
+        return c.b.reshape(c.x, sizes)
     axes = c.static_ints(1, "axes")
     drop = (
         {c.normal(a, c.x.rank) for a in axes}
@@ -98,14 +133,32 @@ def squeeze(c: Context) -> Value:
 @lowering("Unsqueeze")
 def unsqueeze(c: Context) -> Value:
     """With axes of size 1 inserted."""
+    given = c.entries(1, "axes") or []
+    rank = c.x.rank + len(given)
+    if depends_on_data(*given):
+        return c.b.reshape(c.x, _with_ones(c, named(given, rank)))
     axes = c.static_ints(1, "axes") or []
-    rank = c.x.rank + len(axes)
     new = {c.normal(a, rank) for a in axes}
     if len(new) != len(axes):
         raise c.error(f"axes {axes} name one axis twice")
     source = iter(c.x.shape)
     sizes = [E.const(1) if i in new else next(source) for i in range(rank)]
     return c.b.map(sizes, lambda *i: c.x[tuple(v for k, v in enumerate(i) if k not in new)])
+
+
+def _with_ones(c: Context, new: Sequence[Expr]) -> list[Expr]:
+    """The sizes of the input in order, and 1 where the flag in `new` says so."""
+    sizes = []
+    taken: Expr = E.const(0)
+    for flag in new:
+        size = E.const(1)
+        for axis, n in enumerate(c.x.shape):
+            size = E.select(E.eq(taken, axis) & E.unary("not", flag), n, size)
+        sizes.append(size)
+        taken = taken + E.select(flag, 0, E.const(1))
+    made = [c.b.derived(size, elements(c.x.shape)) for size in sizes]
+    c.b.derived(E.product(made) - elements(c.x.shape), 0)
+    return made
 
 
 @lowering("Transpose")
@@ -120,7 +173,7 @@ def transpose(c: Context) -> Value:
 @lowering("Expand")
 def expand(c: Context) -> Value:
     """Broadcast to a shape."""
-    wanted = c.known_ints(1, "shape") or []
+    wanted = c.ints(1, "shape", 0) or []
     result = broadcast_shapes(c.x.shape, wanted)
     return c.b.map(result, lambda *i: broadcast_load(c.x, i))
 
@@ -128,7 +181,7 @@ def expand(c: Context) -> Value:
 @lowering("Tile")
 def tile(c: Context) -> Value:
     """Repeated along each axis."""
-    repeats = c.known_ints(1, "repeats") or []
+    repeats = c.ints(1, "repeats", 0) or []
     sizes = [s * r for s, r in zip(c.x.shape, repeats)]
     return c.b.map(sizes, lambda *i: c.x[tuple(E.mod(p, s) for p, s in zip(i, c.x.shape))])
 
@@ -166,7 +219,9 @@ def concat_node(c: Context) -> Value:
 def split(c: Context) -> list[Value]:
     """Pieces along an axis: of the given sizes, or equal but for a smaller last one."""
     axis = c.axis(c.x.rank)
-    sizes = c.known_ints(1, "split")
+    sizes = c.ints(1, "split", 0, c.x.shape[axis])
+    if sizes is not None and depends_on_data(*sizes):
+        c.b.derived(sum(sizes, E.const(0)) - c.x.shape[axis], 0)
     if sizes is None:
         pieces = c.attr("num_outputs") or len(c.node.outputs)
         chunk = E.floordiv(c.x.shape[axis] + (pieces - 1), pieces)
@@ -188,7 +243,10 @@ def narrow(b: Builder, x: Value, axis: int, start: Operand, size: Operand) -> Va
 def slice_node(c: Context) -> Value:
     """numpy's slices along the given axes, negative steps included."""
     x = c.x
-    starts, ends = c.known_ints(1, "starts") or [], c.known_ints(2, "ends") or []
+    starts, ends = c.entries(1, "starts") or [], c.entries(2, "ends") or []
+    moving = [c.entries(3, "axes") or [], c.entries(4, "steps") or []]
+    if depends_on_data(*starts, *ends, *moving[0], *moving[1]):
+        return _slice_by_data(c, starts, ends, *moving)
     axes = c.static_ints(3, "axes") or list(range(len(starts)))
     steps = c.static_ints(4, "steps") or [1] * len(starts)
     sizes = list(x.shape)
@@ -207,6 +265,32 @@ def slice_node(c: Context) -> Value:
         sizes[axis] = E.maximum(E.floordiv(span + (abs(step) - 1), abs(step)), 0)
         begin[axis], stride[axis] = first, step
     return c.b.map(sizes, lambda *i: x[tuple(b + p * s for b, p, s in zip(begin, i, stride))])
+
+
+def _slice_by_data(
+    c: Context, starts: Sequence[Expr], ends: Sequence[Expr], axes: Sequence[Expr], steps: Sequence[Expr]
+) -> Value:
+    """A slice whose positions, axes or steps depend on the data."""
+    b, x = c.b, c.x
+    axes = axes or [E.const(k) for k in range(len(starts))]
+    sizes, begin, stride = [], [], []
+    for axis, n in enumerate(x.shape):
+
+        def entry(values: Sequence[Expr], default: int) -> Expr:
+            return entry_of(axes, x.rank, axis, values, default)
+
+        start, end = entry(starts, 0), entry(ends, limits.MAX_SYMBOL)
+        step = b.derived(_clamp(entry(steps, 1), -limits.MAX_SYMBOL, limits.MAX_SYMBOL),
+                         limits.MAX_SYMBOL, -limits.MAX_SYMBOL)  # fmt: skip
+        forward = E.lt(0, step)
+        first = b.derived(_clamp(_from_end(start, n), 0, E.select(forward, n, n - 1)), n, -1)
+        last = _clamp(_from_end(end, n), E.select(forward, 0, E.const(-1)), E.select(forward, n, n - 1))
+        span = E.select(forward, last - first, first - last)
+        pace = E.maximum(E.select(forward, step, -step), 1)
+        sizes.append(b.derived(E.maximum(E.floordiv(span + pace - 1, pace), 0), n))
+        begin.append(first)
+        stride.append(step)
+    return b.map(sizes, lambda *i: x[tuple(f + p * s for f, p, s in zip(begin, i, stride))])
 
 
 _TO_THE_END = (1 << 31) - 1
@@ -320,13 +404,12 @@ def _combine(c: Context) -> str:
 def pad_node(c: Context) -> Value:
     """Padding with a constant, the edge, a reflection or by wrapping; negative amounts cut."""
     x, mode = c.x, c.attr("mode", "constant")
-    amounts = c.known_ints(1, "pads") or []
-    given = c.static_ints(3, "axes")
-    axes = [c.normal(a, x.rank) for a in given] if given is not None else list(range(x.rank))
-    begin: list[Expr] = [E.const(0)] * x.rank
-    end: list[Expr] = [E.const(0)] * x.rank
-    for position, axis in enumerate(axes):
-        begin[axis], end[axis] = amounts[position], amounts[position + len(axes)]
+    amounts = c.ints(1, "pads") or []
+    given = c.ints(3, "axes", -x.rank, x.rank - 1)
+    axes = [E.const(a) for a in range(x.rank)] if given is None else given
+    half = len(axes)
+    begin = [entry_of(axes, x.rank, k, amounts[:half], 0) for k in range(x.rank)]
+    end = [entry_of(axes, x.rank, k, amounts[half:], 0) for k in range(x.rank)]
     if mode == "constant":
         value = c.optional(2)
         fill = E.const(0, x.dtype) if value is None else value[(0,) * value.rank]
@@ -348,7 +431,7 @@ def pad_node(c: Context) -> Value:
 @lowering("CenterCropPad")
 def center_crop_pad(c: Context) -> Value:
     """Cut or padded with zeros to a shape, evenly on both sides."""
-    x, wanted = c.x, c.known_ints(1, "shape") or []
+    x, wanted = c.x, c.ints(1, "shape", 0) or []
     given = c.attr("axes")
     axes = list(range(x.rank)) if given is None else [c.normal(a, x.rank) for a in given]
     begin: list[Expr] = [E.const(0)] * x.rank
@@ -377,7 +460,7 @@ def reverse_sequence(c: Context) -> Value:
 @lowering("ConstantOfShape")
 def constant_of_shape(c: Context) -> Value:
     """A tensor filled with one value."""
-    sizes = c.known_ints(0, "shape") or []
+    sizes = c.ints(0, "shape", 0) or []
     value = c.attr("value")
     array = np.zeros(1, np.float32) if value is None else np.asarray(value).reshape(-1)
     fill = E.const(array[0].item(), str(array.dtype))
@@ -391,13 +474,32 @@ def range_node(c: Context) -> Value:
     if start.dtype != E.INDEX and start.is_const and limit.is_const and delta.is_const:
         array = np.arange(start.attr, limit.attr, delta.attr).astype(c.x.dtype)
         return c.b.constant(array)
-    if not delta.is_const or E.loads(start, limit):
-        raise c.unsupported("start, limit and delta must be known at compile time")
+    if depends_on_data(start, limit, delta) or not delta.is_const:
+        return _range_of_data(c, start, limit, delta)
     first, last = E.cast(start, E.INDEX), E.cast(limit, E.INDEX)
     step = int(delta.attr)
     span = last - first if step > 0 else first - last
     length = E.maximum(E.floordiv(span + (abs(step) - 1), abs(step)), 0)
     return c.b.map([length], lambda i: E.cast(first + i * step, c.x.dtype))
+
+
+def _range_of_data(c: Context, start: Expr, limit: Expr, delta: Expr) -> Value:
+    """A range whose ends or step depend on the data: max(ceil((limit - start) / delta), 0) numbers."""
+    if E.is_float(start.dtype):
+        wide = [E.cast(e, "float64") for e in (start, limit, delta)]
+        count = E.cast(E.unary("ceil", (wide[1] - wide[0]) / wide[2]), E.INDEX)
+    else:
+        first, last, step = (E.cast(e, E.INDEX) for e in (start, limit, delta))
+        forward = E.lt(0, step)
+        pace = E.maximum(E.select(forward, step, -step), 1)
+        count = E.floordiv(E.select(forward, last - first, first - last) + pace - 1, pace)
+    length = c.b.derived(E.maximum(count, 0), limits.MAX_SYMBOL)
+    real = "float32" if start.dtype in ("float16", "bfloat16") else start.dtype
+
+    def entry(i: Expr) -> Expr:
+        return E.cast(E.cast(start, real) + E.cast(i, real) * E.cast(delta, real), start.dtype)
+
+    return c.b.map([length], entry)
 
 
 @lowering("EyeLike")
@@ -410,7 +512,7 @@ def eye_like(c: Context) -> Value:
 @lowering("Trilu")
 def trilu(c: Context) -> Value:
     """The upper or lower triangle, zeros elsewhere."""
-    (k,) = c.known_ints(1, "k") or [E.const(0)]
+    (k,) = c.entries(1, "k") or [E.const(0)]
     upper = c.attr("upper", 1)
 
     def body(*i: Expr) -> Expr:
@@ -456,7 +558,7 @@ def space_to_depth(c: Context) -> Value:
 def one_hot(c: Context) -> Value:
     """On and off values by index along a new axis."""
     picks, values = c[0], c[2]
-    (depth,) = c.known_ints(1, "depth") or [E.const(0)]
+    (depth,) = c.ints(1, "depth", 0) or [E.const(0)]
     axis = c.normal(c.attr("axis", -1), picks.rank + 1)
     sizes = list(picks.shape)
     sizes.insert(axis, depth)

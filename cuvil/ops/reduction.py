@@ -6,8 +6,17 @@ from collections.abc import Callable, Sequence
 
 from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr
-from cuvil.ir.primitives import Builder, Value, broadcast_load, elements, identity
+from cuvil.ir.primitives import (
+    Builder,
+    Value,
+    broadcast_load,
+    depends_on_data,
+    elements,
+    identity,
+    static,
+)
 from cuvil.ops.registry import Context, lowering
+from cuvil.ops.runtime import along, kept_sizes, named, split_axes
 from cuvil.ops.windows import Window, pad, window
 
 
@@ -41,12 +50,23 @@ def mean(b: Builder, x: Value, axes: Sequence[int], keepdims: bool = True) -> Va
 )  # fmt: skip
 def reduce(c: Context) -> Value:
     """A reduction over the axes of input 1 (all of them where it is omitted)."""
-    kind = c.node.op.removeprefix("Reduce")
-    axes, keep = _axes(c), bool(c.attr("keepdims", 1))
+    kind, x = c.node.op.removeprefix("Reduce"), c.x
+    keep = bool(c.attr("keepdims", 1))
+    given = c.entries(1, "axes") or []
+    if not depends_on_data(*given):
+        return _reduce(c.b, kind, x, _axes(c), keep)
+    flags = named([c.b.derived(a, x.rank - 1, -x.rank) for a in given], x.rank)
+    view = split_axes(c.b, x, flags)
+    result = _reduce(c.b, kind, view, list(range(x.rank, 2 * x.rank)), False)
+    return result if keep else c.b.reshape(result, kept_sizes(c.b, x.shape, flags, x.rank - len(given)))
+
+
+def _reduce(b: Builder, kind: str, x: Value, axes: Sequence[int], keep: bool) -> Value:
+    """One of the reductions over `axes`."""
     if kind in ("Max", "Min"):
-        names = {"Max": "any", "Min": "all"} if c.x.dtype == "bool" else {"Max": "max", "Min": "min"}
-        return c.b.reduce_axes(names[kind], c.x, axes, keep)
-    return c.b.cast(_sum_like(c.b, kind, widened(c.b, c.x), axes, keep), c.x.dtype)
+        names = {"Max": "any", "Min": "all"} if x.dtype == "bool" else {"Max": "max", "Min": "min"}
+        return b.reduce_axes(names[kind], x, axes, keep)
+    return b.cast(_sum_like(b, kind, widened(b, x), axes, keep), x.dtype)
 
 
 def _sum_like(b: Builder, kind: str, x: Value, axes: Sequence[int], keep: bool) -> Value:
@@ -352,10 +372,18 @@ def lp_pool(c: Context) -> Value:
 def cumulative(c: Context) -> Value:
     """Running sums or products along an axis, lowered as a recurrence over it."""
     b, x = c.b, c.x
+    (given,) = c.ints(1, "axis", -x.rank, x.rank - 1) or [E.const(0)]
+    if depends_on_data(given):
+        line = along(b, x, E.select(E.lt(given, 0), given + x.rank, given))
+        return b.reshape(_cumulative(c, line, 1), x.shape)
+    return _cumulative(c, x, c.normal(static(given) or 0, x.rank))
+
+
+def _cumulative(c: Context, x: Value, axis: int) -> Value:
+    """Running sums or products of `x` along `axis`."""
+    b = c.b
     step = E.add if c.node.op == "CumSum" else E.mul
     neutral = identity("sum" if c.node.op == "CumSum" else "prod", x.dtype)
-    (given,) = c.static_ints(1, "axis") or [0]
-    axis = c.normal(given, x.rank)
     exclusive, reverse = c.attr("exclusive", 0), c.attr("reverse", 0)
     length = x.shape[axis]
     scan = b.scan(length)
@@ -378,4 +406,7 @@ def cumulative(c: Context) -> Value:
         t = length - 1 - i[axis] if reverse else i[axis]
         return E.load(totals, (t, *(v for k, v in enumerate(i) if k != axis)))
 
-    return b.map(x.shape, back)
+    totals.capacity = x.capacity
+    result = b.map(x.shape, back)
+    result.capacity = x.capacity
+    return result

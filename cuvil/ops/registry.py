@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from cuvil import limits
 from cuvil.errors import ModelError, UnsupportedError
 from cuvil.ir import expr as E
-from cuvil.ir.expr import Expr
-from cuvil.ir.graph import Graph, Node
-from cuvil.ir.primitives import Builder, Value, static
+from cuvil.ir.expr import Expr, Operand
+from cuvil.ir.graph import Graph, Node, TensorType
+from cuvil.ir.primitives import Builder, Value, depends_on_data, static
 
 Subgraph = Callable[[Graph], list[Value]]
 """Lowers a graph inside of the node being lowered and returns the values of its outputs."""
@@ -30,17 +31,27 @@ class Operator:
 
 OPERATORS: dict[tuple[str, str], Operator] = {}
 
+ON_STRINGS: dict[tuple[str, str], Operator] = {}
+"""What lowers an operator where an input is a string tensor."""
 
-def lowering(*names: str, domain: str = "") -> Callable[[Any], Any]:
-    """Register a function as the lowering of the operators `names`.
+
+def lowering(*names: str, domain: str = "", strings: bool = False) -> Callable[[Any], Any]:
+    """Register a function as the lowering of the operators `names`; with `strings` of those that have a
+    string tensor among their inputs.
 
     It takes a `Context` and returns the output value, or one per output.
     """
 
     def register(function: Callable[[Context], Value | Sequence[Value | None]]) -> Any:
         for name in names:
-            assert (domain, name) not in OPERATORS, name
-            OPERATORS[domain, name] = Operator(name, domain, function, function.__doc__ or "")
+            key, operator = (domain, name), Operator(name, domain, function, function.__doc__ or "")
+            if strings:
+                assert key not in ON_STRINGS, name
+                ON_STRINGS[key] = operator
+                OPERATORS.setdefault(key, operator)
+            else:
+                assert OPERATORS.get(key) is ON_STRINGS.get(key), name
+                OPERATORS[key] = operator
         return function
 
     return register
@@ -55,12 +66,19 @@ class Context:
         inputs: its values; None for an omitted one.
         opset: version of the default domain.
         subgraph: lowers a graph among the attributes.
+        types: what is known of the node's results, by name.
     """
 
     def __init__(
-        self, b: Builder, node: Node, inputs: Sequence[Value | None], opset: int, subgraph: Subgraph
+        self,
+        b: Builder,
+        node: Node,
+        inputs: Sequence[Value | None],
+        opset: int,
+        subgraph: Subgraph,
+        types: Mapping[str, TensorType],
     ) -> None:
-        self.b, self.node, self.opset, self.subgraph = b, node, opset, subgraph
+        self.b, self.node, self.opset, self.subgraph, self.types = b, node, opset, subgraph, types
         self.inputs = list(inputs)
 
     @property
@@ -93,35 +111,54 @@ class Context:
             raise self.error(f"axis {axis} is outside [-{rank}, {rank})")
         return axis + rank if axis < 0 else axis
 
-    def known_ints(self, index: int, name: str) -> list[Expr] | None:
-        """The entries of an integer input as index expressions (numbers and symbols), or None where
-        the input is omitted.
+    def ints(
+        self, index: int, name: str, low: int = -limits.MAX_SYMBOL, high: Operand = limits.MAX_SYMBOL
+    ) -> list[Expr] | None:
+        """The entries of an integer input as index expressions, or None where the input is omitted.
+
+        Entries that depend on the data are numbers of the run (`Builder.derived`), which ends with an
+        error code where one is outside [low, high].
 
         Raises:
-            UnsupportedError: an entry depends on the data.
+            UnsupportedError: the number of entries is not known.
         """
+        entries = self.entries(index, name)
+        return None if entries is None else [self.b.derived(e, high, low) for e in entries]
+
+    def entries(self, index: int, name: str) -> list[Expr] | None:
+        """Like `ints`, but what depends on the data is the expression that loads it, without limits."""
         value = self.optional(index)
         if value is None:
             return None
         count = static(value.shape[0]) if value.rank else 1
         if count is None:
             raise self.unsupported(f"input '{name}' has a length that is not known at compile time")
-        entries = [value[(i,) if value.rank else ()] for i in range(count)]
-        if any(E.loads(e) for e in entries):
-            raise self.unsupported(f"input '{name}' depends on the data; it must be known at compile time")
-        return [E.cast(e, E.INDEX) for e in entries]
+        return [E.cast(value[(i,) if value.rank else ()], E.INDEX) for i in range(count)]
 
     def static_ints(self, index: int, name: str) -> list[int] | None:
-        """Like `known_ints`, but plain numbers; symbols are refused."""
-        entries = self.known_ints(index, name)
+        """Like `entries`, but plain numbers.
+
+        Raises:
+            UnsupportedError: an entry depends on the data or on a symbolic size.
+        """
+        entries = self.entries(index, name)
         if entries is None:
             return None
         numbers = [static(e) for e in entries]
+        if any(depends_on_data(e) for e in entries):
+            raise self.unsupported(f"input '{name}' depends on the data; it must be known at compile time")
         if any(n is None for n in numbers):
             raise self.unsupported(
                 f"input '{name}' must be a number at compile time; bind its symbols with shapes"
             )
         return [n for n in numbers if n is not None]
+
+    def declared(self, axis: int, size: Expr, output: int = 0) -> Expr:
+        """The size of a result's axis: what the model declares where else the data would decide (the run
+        then ends with an error code where they decide otherwise)."""
+        kind = self.types.get(self.node.outputs[output]) if depends_on_data(size) else None
+        known = kind.shape[axis] if kind is not None and kind.shape is not None else None
+        return self.b.derived(size, known, known) if isinstance(known, int) else size
 
     def constant(self, index: int) -> np.ndarray | None:
         """The data of an input that is a constant, or None."""
@@ -136,21 +173,29 @@ class Context:
 
 
 def lower_node(
-    b: Builder, node: Node, inputs: Sequence[Value | None], opset: int, subgraph: Subgraph
+    b: Builder,
+    node: Node,
+    inputs: Sequence[Value | None],
+    opset: int,
+    subgraph: Subgraph,
+    types: Mapping[str, TensorType],
 ) -> list[Value | None]:
-    """The output values of one node; `subgraph` lowers the graphs inside of it.
+    """The output values of one node; `subgraph` lowers the graphs inside of it, `types` says what is known
+    of its results.
 
     Raises:
         UnsupportedError: there is no lowering for the operator.
         ModelError: the node is malformed.
     """
-    operator = OPERATORS.get((node.domain, node.op))
+    strings = any(v is not None and v.text for v in inputs)
+    operator = (ON_STRINGS if strings else OPERATORS).get((node.domain, node.op))
     if operator is None:
         domain = f" of domain '{node.domain}'" if node.domain else ""
-        raise UnsupportedError(f"operator {node.op}{domain} is not supported", node.where)
+        kind = " on strings" if strings else ""
+        raise UnsupportedError(f"operator {node.op}{domain} is not supported{kind}", node.where)
     b.origin = (node.name or node.outputs[0],)
     try:
-        made = operator.lower(Context(b, node, inputs, opset, subgraph))
+        made = operator.lower(Context(b, node, inputs, opset, subgraph, types))
     except ModelError as error:
         if error.where:
             raise

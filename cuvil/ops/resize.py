@@ -13,10 +13,11 @@ from fractions import Fraction
 
 import numpy as np
 
+from cuvil import limits
 from cuvil.ir import evaluate
 from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr
-from cuvil.ir.primitives import Value, static
+from cuvil.ir.primitives import Map, Value, static
 from cuvil.ops.registry import Context, lowering
 
 TRANSFORMATIONS = (
@@ -56,15 +57,16 @@ class Axis:
         axis: which.
         length, out: its sizes before and after.
         scale: after by before, not rounded.
-        start, end: the region of interest for ``tf_crop_and_resize``, as fractions of the axis.
+        start, end: the region of interest for ``tf_crop_and_resize``, as fractions of the axis; with one
+            bottom.
     """
 
     axis: int
     length: Expr
     out: Expr
     scale: Ratio
-    start: Fraction = Fraction(0)
-    end: Fraction = Fraction(1)
+    start: Ratio
+    end: Ratio
 
     def position(self, mode: str, o: Expr) -> Ratio:
         """Where output `o` lies on the input's axis (formulas of ONNX, Resize); the bottom is positive."""
@@ -78,11 +80,10 @@ class Axis:
         if mode == "align_corners":
             return Ratio(E.select(single, 0, o * (n - 1)), E.select(single, one, m - 1))
         if mode == "tf_crop_and_resize":
-            common = np.lcm(self.start.denominator, self.end.denominator)
-            start, end = int(self.start * common), int(self.end * common)
+            start, end, common = self.start.top, self.end.top, self.start.bottom
             many = (n - 1) * ((m - 1) * start + o * (end - start))
             top = E.select(single, (n - 1) * (start + end), many)
-            return Ratio(top, E.select(single, E.const(2 * common), (m - 1) * common))
+            return Ratio(top, E.select(single, common * 2, (m - 1) * common))
         half = (o * 2 + 1) * q - p
         if mode == "half_pixel_symmetric":
             half = half + n * p - m * q
@@ -95,48 +96,85 @@ def _sizes(c: Context, axes: Sequence[int]) -> list[Axis]:
     """The axes that change, from the scales or the sizes."""
     x = c.x
     crop = c.attr("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize"
-    roi = c.constant(1)
-    if crop and (roi is None or roi.size != 2 * len(axes)):
-        raise c.unsupported("the region of interest must be known at compile time")
-    regions = [(Fraction(0), Fraction(1))] * len(axes)
-    if crop and roi is not None:
-        corners = [_simple(float(v)) for v in roi]
-        regions = list(zip(corners[: len(axes)], corners[len(axes) :]))
+    regions = [(_ratio(Fraction(0)), _ratio(Fraction(1)))] * len(axes)
+    if crop:
+        corners = _fractions(c, 1, 2 * len(axes), -_FINE)
+        regions = [_common(*pair) for pair in zip(corners[: len(axes)], corners[len(axes) :])]
     found = []
-    for axis, (out, scale), (start, end) in zip(axes, _targets(c, axes, regions), regions):
+    for axis, (size, scale), (start, end) in zip(axes, _targets(c, axes, regions), regions):
+        out = c.declared(axis, size)
         if crop or out is not x.shape[axis] or scale.top is not scale.bottom:
             found.append(Axis(axis, x.shape[axis], out, scale, start, end))
     return found
 
 
 def _targets(
-    c: Context, axes: Sequence[int], regions: Sequence[tuple[Fraction, Fraction]]
+    c: Context, axes: Sequence[int], regions: Sequence[tuple[Ratio, Ratio]]
 ) -> list[tuple[Expr, Ratio]]:
     """Output size and scale of each of `axes`."""
     lengths = [c.x.shape[a] for a in axes]
-    sizes = c.known_ints(3, "sizes")
+    sizes = c.ints(3, "sizes", 0)
     if sizes:
         if len(sizes) != len(axes):
             raise c.error(f"{len(sizes)} sizes for {len(axes)} axes")
         policy = c.attr("keep_aspect_ratio_policy", "stretch")
         if policy == "stretch":
+            sizes = [c.declared(a, m) for a, m in zip(axes, sizes)]
             return [(m, Ratio(m, n)) for m, n in zip(sizes, lengths)]
-        known = [(static(m), static(n)) for m, n in zip(sizes, lengths)]
-        choices = [Fraction(m, n) for m, n in known if m is not None and n is not None]
-        if len(choices) < len(known):
-            raise c.unsupported(f"keep_aspect_ratio_policy '{policy}' needs sizes known at compile time")
-        scale = min(choices) if policy == "not_larger" else max(choices)
-        return [(E.const(int(scale * (static(n) or 0) + Fraction(1, 2))), _ratio(scale)) for n in lengths]
-    scales = c.constant(2)
-    if scales is None:
-        raise c.unsupported("input 'scales' must be known at compile time")
-    if scales.size != len(axes) or not (scales > 0).all():
-        raise c.error(f"scales {scales.tolist()} are not {len(axes)} positive numbers")
+        top, bottom = sizes[0], lengths[0]
+        for m, n in zip(sizes[1:], lengths[1:]):
+            smaller, larger = E.lt(m * bottom, top * n), E.lt(top * n, m * bottom)
+            other = smaller if policy == "not_larger" else larger
+            top, bottom = E.select(other, m, top), E.select(other, n, bottom)
+        scale = Ratio(top, bottom)
+        wanted = [E.floordiv(top * n * 2 + bottom, bottom * 2) for n in lengths]
+        return [(c.b.derived(m, limits.MAX_SYMBOL), scale) for m in wanted]
     targets = []
-    for n, s, (start, end) in zip(lengths, scales, regions):
-        whole = _simple(float(s)) * (end - start)
-        targets.append((E.floordiv(n * whole.numerator, whole.denominator), _ratio(_simple(float(s)))))
+    for n, s, (start, end) in zip(lengths, _fractions(c, 2, len(axes), 1), regions):
+        size = E.floordiv(n * s.top * (end.top - start.top), s.bottom * start.bottom)
+        targets.append((c.b.derived(size, limits.MAX_SYMBOL), s))
     return targets
+
+
+_FINE = 1 << 20
+"""Bottom of the fractions that stand for numbers which are no simple fraction."""
+
+_BOTTOMS = 4096
+"""Largest bottom of a simple fraction."""
+
+
+def _fractions(c: Context, index: int, count: int, low: int) -> list[Ratio]:
+    """The `count` numbers of an input as fractions, at least `low` / `_FINE`.
+
+    A number from the data is the fraction with the smallest bottom that is the same float32.
+    """
+    given = c.constant(index)
+    if given is not None:
+        if given.size != count or (low > 0 and not (given > 0).all()):
+            raise c.error(f"{given.tolist()} are not {count} {'positive ' if low > 0 else ''}numbers")
+        return [_ratio(_simple(float(v))) for v in given]
+    value = c[index]
+    if static(value.shape[0]) != count:
+        raise c.error(f"input {index} has not {count} numbers")
+    found = []
+    for k in range(count):
+        number = E.cast(value[k], "float64")
+
+        def bottom(_: object, r: tuple[Expr, ...], number: Expr = number) -> Expr:
+            d = E.cast(r[0] + 1, "float64")
+            same = E.eq(E.cast(E.unary("round", number * d) / d, "float32"), E.cast(number, "float32"))
+            return E.select(same, r[0] + 1, _FINE)
+
+        smallest = c.b.derived(E.load(c.b.reduce("min", [], [_BOTTOMS], bottom), ()), _FINE, 1)
+        top = E.cast(E.unary("round", number * E.cast(smallest, "float64")), E.INDEX)
+        found.append(Ratio(c.b.derived(top, 1 << 30, low), smallest))
+    return found
+
+
+def _common(a: Ratio, b: Ratio) -> tuple[Ratio, Ratio]:
+    """Both fractions with one bottom."""
+    bottom = a.bottom * b.bottom
+    return Ratio(a.top * b.bottom, bottom), Ratio(b.top * a.bottom, bottom)
 
 
 @lowering("Resize")
@@ -200,7 +238,8 @@ def _closed_form(picks: Value, length: Expr) -> _Form | None:
     """Indices of known sizes as a plain formula, where they are ``o * step + start`` or
     ``o // repeats``."""
     n, m = static(length), static(picks.shape[0])
-    if n is None or not m:
+    known = isinstance(picks.definition, Map) and all(e.op != "sym" for e in E.walk(picks.definition.body))
+    if n is None or not m or not known:
         return None
     table = evaluate.value(picks, lambda v: v.array)
     at = np.arange(m)

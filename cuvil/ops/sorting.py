@@ -21,8 +21,8 @@ def top_k(c: Context) -> list[Value]:
     """
     x = c.x
     axis = c.axis(x.rank, -1)
-    (k,) = c.known_ints(1, "k") or [E.const(0)]
     length = x.shape[axis]
+    (k,) = c.ints(1, "k", 0, length) or [E.const(0)]
     if (count := static(k)) is not None and (known := static(length)) is not None and not 0 <= count <= known:
         raise c.error(f"k is {count}, the axis has {known} elements")
     shape = [k if i == axis else s for i, s in enumerate(x.shape)]

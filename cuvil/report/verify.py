@@ -11,7 +11,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ import numpy as np
 
 from cuvil import artefacts, stages
 from cuvil.errors import CuvilError
+from cuvil.frontend.binding import constant
+from cuvil.frontend.onnx_reader import read_model
 from cuvil.report import samples, text
 from cuvil.report.foreign import ForeignRunner
 from cuvil.report.samples import Arrays, Samples
@@ -51,6 +53,7 @@ class Subject:
         data: ``.npz`` with samples of each input, laid out as the model has it, and optionally their classes
             as ``label``; random numbers where None.
         io_format: of the library's interface.
+        values: of inputs of the model that the library has as constants, by name.
     """
 
     out: artefacts.Layout
@@ -58,6 +61,7 @@ class Subject:
     model: Path
     data: Path | None = None
     io_format: str = "nchw"
+    values: Mapping[str, Any] = field(default_factory=dict)
 
     def metadata(self) -> dict[str, Any]:
         """What the build wrote on the library's interface."""
@@ -72,6 +76,13 @@ class Subject:
                 n, h, w, c = t["shape"]
                 t["shape"] = [n, c, h, w]
         return samples.read(self.data, inputs) if self.data else samples.random(inputs), inputs
+
+    def constants(self) -> Arrays:
+        """The values as the model takes them."""
+        if not self.values:
+            return {}
+        types = read_model(self.model).types
+        return {name: constant(name, value, types[name]) for name, value in self.values.items()}
 
 
 @dataclass(frozen=True)
@@ -264,7 +275,8 @@ def verify(subject: Subject, progress: stages.Progress | None = None) -> Verific
         say("running onnxruntime")
         try:
             reference = _onnxruntime(subject.model, 1)
-            theirs = [reference.run(None, feed) for feed in feeds]
+            constants = subject.constants()
+            theirs = [reference.run(None, feed | constants) for feed in feeds]
         except Exception as why:  # onnxruntime has a class for each of its status codes
             notes.append(f"not compared, onnxruntime fails: {' '.join(str(why).split())[:200]}")
     largest, relative = errors(ours, theirs) if theirs else (None, None)
@@ -313,7 +325,8 @@ def bench(subject: Subject, progress: stages.Progress | None = None) -> Benchmar
         notes.append("onnxruntime is not installed, so there is nothing to compare with")
     else:
         reference = _onnxruntime(subject.model, threads)
-        candidates["onnxruntime"] = lambda: _timed(lambda: reference.run(None, feed))
+        whole = feed | subject.constants()
+        candidates["onnxruntime"] = lambda: _timed(lambda: reference.run(None, whole))
     say("measuring")
     taken = measure(candidates, BENCH_S)
     low, median, high = (float(q) * 1e9 for q in np.quantile(taken["library"], [0.1, 0.5, 0.9]))

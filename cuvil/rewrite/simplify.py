@@ -80,6 +80,8 @@ def fold_batch_normalization(graph: Graph, conv: Node) -> bool:
     bn = _only_reader(graph, conv.outputs[0])
     if bn is None or bn.op != "BatchNormalization" or any(n not in graph.constants for n in bn.inputs[1:5]):
         return False
+    if bn.attrs.get("training_mode", 0):
+        return False
     if len(conv.inputs) > 2 and conv.inputs[2] and conv.inputs[2] not in graph.constants:
         return False
     if conv.op == "ConvTranspose" and conv.attrs.get("group", 1) != 1:

@@ -27,7 +27,7 @@ MAX_NESTING = 100
 def reachable(program: Program) -> list[Value]:
     """The values that outputs depend on, in the program's order."""
     needed: set[Value] = set(program.inputs)
-    stack = list(program.outputs)
+    stack = list(program.pinned)
     while stack:
         value = stack.pop()
         if value not in needed or value in program.inputs:
@@ -40,6 +40,7 @@ def reachable(program: Program) -> list[Value]:
 def fold(program: Program) -> None:
     """Evaluate what depends on constants alone, where the result is not much larger than they are."""
     arrays: dict[Value, bool] = {}
+    pinned = program.pinned
     for value in program.values:
         d = value.definition
         if isinstance(d, Constant):
@@ -58,7 +59,7 @@ def fold(program: Program) -> None:
         if isinstance(d, Reduce):
             work *= math.prod(static(r.args[0]) or limits.MAX_FOLD_BYTES for r in d.reduced)
         allowed = max(4096, 4 * sum(s.array.size for s in sources))
-        if size is None or size > allowed or work > limits.MAX_FOLD_BYTES // 4 or value in program.outputs:
+        if size is None or size > allowed or work > limits.MAX_FOLD_BYTES // 4 or value in pinned:
             continue
         value.definition = Constant(evaluate.value(value, lambda v: v.array))
 
@@ -83,7 +84,7 @@ def nesting(value: Value) -> int:
     d = value.definition
     level: dict[Expr, int] = {}
     for e in E.walk(d.body) if isinstance(d, (Map, Reduce)) else ():
-        level[e] = 1 + max((level[a] for a in e.args if e.op != "var"), default=0)
+        level[e] = 1 + max((level[a] for a in e.args if e.op not in E.LEAVES), default=0)
     return max(level.values(), default=0)
 
 
@@ -116,7 +117,7 @@ class Inliner:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.outputs = set(program.outputs)
+        self.outputs = program.pinned
         self.readers: dict[Value, list[Value]] = {v: [] for v in program.values}
         for value in program.values:
             for source in operands(value):
@@ -169,9 +170,9 @@ class Inliner:
             if contractions and not (d.body.op == "load" and self._stays_affine(value, d)):
                 return False
             joins = len(loads) > 1 and any(e.op == "select" for e in E.walk(d.body))
-            return not joins or (
-                len(roots) == 1 and not contractions and len(loads) <= 2 and self._is_once(value)
-            )
+            small = len(roots) == 1 and not contractions and len(loads) <= 2 and self._is_once(value)
+            made_here = any(is_contraction(s) or self._completes_contraction(s) for s in sources)
+            return not joins or (small and not made_here and not any(map(_hosts, roots)))
         if contractions or any(r not in self.inlined and _hosts(r) for r in self.readers[value]):
             return False
         reduced = any(isinstance(r.definition, Reduce) for r in self.readers[value])

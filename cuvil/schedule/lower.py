@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import cuvil.ops  # noqa: F401  (fills the registry)
-from cuvil.errors import ModelError
+from cuvil.errors import ModelError, UnsupportedError
 from cuvil.ir import expr as E
 from cuvil.ir.graph import Graph
 from cuvil.ir.primitives import Builder, Program, Value
@@ -29,7 +29,10 @@ def lower(graph: Graph) -> Program:
             if isinstance(size, str) and size not in program.symbols:
                 program.symbols.append(size)
             shape.append(E.sym(size) if isinstance(size, str) else E.const(size))
-        env[name] = builder.input(name, kind.dtype, shape)
+        if kind.dtype == "string":
+            env[name] = builder.text_input(name, shape)
+        else:
+            env[name] = builder.input(name, kind.dtype, shape)
     for name, array in graph.constants.items():
         env[name] = builder.constant(array, name)
     lower_nodes(graph, builder, env)
@@ -57,8 +60,17 @@ def lower_nodes(graph: Graph, builder: Builder, env: dict[str, Value | None]) ->
     for node in graph.nodes:
         inputs = [env[name] for name in node.inputs]
         before = len(builder.program.values)
-        values = lower_node(builder, node, inputs, graph.opset, subgraph)
+        values = lower_node(builder, node, inputs, graph.opset, subgraph, graph.types)
         made = set(builder.program.values[before:])
+        for name, value in zip(node.outputs, values):
+            kind = graph.types.get(name)
+            if value is None or kind is None:
+                continue
+            if kind.dtype == "string" and not value.text:
+                raise UnsupportedError(f"operator {node.op} is not supported on strings", node.where)
+            if value in made and kind.shape is not None and len(kind.shape) == value.rank - value.text:
+                sizes = [n if isinstance(n, int) else None for n in kind.shape]
+                builder.settle(value, sizes + [None] * value.text)
         for name, value in zip(node.outputs, values):
             if not name:
                 continue
@@ -76,6 +88,7 @@ def own_output(builder: Builder, program: Program, value: Value, name: str) -> V
         return value
     builder.origin = (name,)
     copy = builder.map(value.shape, lambda *i: E.load(value, i), name)
+    copy.text = value.text
     if value not in program.inputs:
         builder.rename(copy, name)
     return copy

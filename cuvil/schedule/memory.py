@@ -1,8 +1,7 @@
 """The static memory plan: where each intermediate tensor lies in the workspace.
 
-Tensors of known size are packed by lifetime, largest first, each at the lowest offset that is free
-over its whole life.  Tensors of symbolic size follow in slots that tensors with disjoint lives
-share.
+Tensors of known size are packed by lifetime (`cuvil.schedule.packing`).  Tensors of symbolic size
+follow in slots that tensors with disjoint lives share.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from cuvil.errors import ModelError
 from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr
 from cuvil.ir.primitives import static
+from cuvil.schedule.packing import Interval, pack
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,22 +49,10 @@ def plan(requests: Sequence[Request]) -> Arena:
     Raises:
         ModelError: the arena would exceed `limits.MAX_ARENA_BYTES`.
     """
-    known = [(i, r, n) for i, r in enumerate(requests) if (n := static(r.size)) is not None]
-    offsets: dict[int, Expr] = {}
-    placed: list[tuple[int, int, int, int]] = []
-    top = 0
-    for i, r, n in sorted(known, key=lambda item: (-item[2], item[1].first, item[0])):
-        size = aligned(n)
-        at = 0
-        for start, end, first, last in sorted(placed):
-            if last < r.first or first > r.last:
-                continue
-            if start - at >= size:
-                break
-            at = max(at, end)
-        placed.append((at, at + size, r.first, r.last))
-        offsets[i] = E.const(at)
-        top = max(top, at + size)
+    known = [(i, n) for i, r in enumerate(requests) if (n := static(r.size)) is not None]
+    packing = pack([Interval(aligned(n), requests[i].first, requests[i].last) for i, n in known])
+    offsets: dict[int, Expr] = {i: E.const(at) for (i, _), at in zip(known, packing.offsets)}
+    top = packing.height
     if top > limits.MAX_ARENA_BYTES:
         raise ModelError(f"the activations need {top} bytes, at most {limits.MAX_ARENA_BYTES} are allowed")
     total: Expr = E.const(top)
@@ -89,7 +77,4 @@ def plan(requests: Sequence[Request]) -> Arena:
         total = total + E.floordiv(extent + (unit - 1), unit) * unit
     for i, s in members.items():
         offsets[i] = starts[s]
-    bound = 0
-    for step in {r.first for _, r, _ in known}:
-        bound = max(bound, sum(aligned(n) for _, r, n in known if r.first <= step <= r.last))
-    return Arena(tuple(offsets[i] for i in range(len(requests))), total, bound)
+    return Arena(tuple(offsets[i] for i in range(len(requests))), total, packing.load)

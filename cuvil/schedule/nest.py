@@ -7,26 +7,24 @@ axis, whichever reads memory in order.
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cuvil import limits
 from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr
-from cuvil.ir.loops import Accumulate, Declare, For, If, Kernel, Stmt, Store, walk
+from cuvil.ir.loops import Accumulate, Declare, For, If, Kernel, Stmt, Store
 from cuvil.ir.primitives import Map, Opaque, Reduce, Scatter, Value, elements, operands, static
+from cuvil.schedule.blocks import block_rows
 from cuvil.schedule.group import Group
-from cuvil.schedule.storage import Storage, coefficient, row_major, split
+from cuvil.schedule.lanes import cut, lanes_inside, partial_block
+from cuvil.schedule.reduction import reduce_loops
+from cuvil.schedule.storage import Storage, row_major, split
 from cuvil.schedule.stray import stray_is_safe
 from cuvil.schedule.vector import merge_lanes, unswitch
 
 LANES = 32
 """Accumulators of a reduction that is vectorised along the result."""
-
-MAX_TAPS = 32
-"""Steps of a reduction that are written out."""
 
 MIN_PARALLEL = 64
 """Outer iterations that are worth having for threads to share."""
@@ -87,7 +85,7 @@ def build(
     else:
         parallel, body = _rows(nest, group)
     writes = tuple(v for v in group.members if v not in internal)
-    return finish(name, parallel, tuple(body), group, writes)
+    return finish(name, parallel, tuple(body), group, writes, storage)
 
 
 def finish(
@@ -96,9 +94,11 @@ def finish(
     body: tuple[Stmt, ...],
     group: Group,
     writes: tuple[Value, ...],
+    storage: Storage,
     tag: str = "",
 ) -> Kernel:
-    """A kernel of the given statements, with what it reads, sorted into a kind of work."""
+    """A kernel of the given statements, with what it reads, sorted into a kind of work; its vector
+    loops are made fit for a compiler."""
     inside = set(group.members)
     reads: dict[Value, None] = {}
     for v in group.members:
@@ -118,9 +118,8 @@ def finish(
         elif isinstance(kinds[-1], (Scatter, Opaque)):
             tag = "opaque"
     seen = [v for v in reads if v not in inside or v not in writes]
-    return Kernel(
-        name, tuple(parallel), unswitch(body), tuple(seen), writes, origin, tag, tuple(group.members)
-    )
+    body = unswitch(cut(body, storage))
+    return Kernel(name, tuple(parallel), body, tuple(seen), writes, origin, tag, tuple(group.members))
 
 
 # --- element-wise groups, and reductions with an epilogue ----------------------------------------
@@ -140,7 +139,7 @@ def _pointwise(nest: Nest, group: Group) -> tuple[tuple[Expr, ...], list[Stmt]]:
         return _wrap(variables, body, "simd")
     lane = variables[-1] if variables else None
     if lane is not None and _prefer_lanes(nest, reductions, indices, lane):
-        return _wrap(variables[:-1], _with_lanes(nest, group.members, indices, lane, inside), "serial")
+        return _wrap(variables[:-1], _blocks(nest, group.members, indices, lane, inside), "serial")
     body = []
     for v in group.members:
         body.extend(_scalar_member(nest, v, indices))
@@ -241,6 +240,21 @@ def _prefer_lanes(nest: Nest, reductions: Sequence[Value], indices: Sequence[Exp
     return True
 
 
+def _blocks(
+    nest: Nest, members: Sequence[Value], indices: Sequence[Expr], lane: Expr, inside: Expr
+) -> list[Stmt]:
+    """Members over the innermost axis; the last of its blocks apart where only that is not full."""
+    rest, size = lanes_inside(inside, lane), static(lane.args[0])
+    last = partial_block(rest, size) if rest is not None and size is not None else 0
+    if not last or rest is None or size is None:
+        return _with_lanes(nest, members, indices, lane, inside)
+    always = E.const(True, "bool")
+    few = E.var(last, "l")
+    whole = _with_lanes(nest, members, indices, lane, always)
+    partial = _with_lanes(nest, members, [E.substitute(i, {lane: few}) for i in indices], few, always)
+    return [If(E.lt(size - 1, rest), tuple(whole), tuple(partial))]
+
+
 def _with_lanes(
     nest: Nest, members: Sequence[Value], indices: Sequence[Expr], lane: Expr, inside: Expr
 ) -> list[Stmt]:
@@ -284,7 +298,7 @@ def _with_lanes(
             def step(j: Expr, at: list[Expr], d: Reduce = d, row: Value = row) -> list[Stmt]:
                 return [Accumulate(row, (j,), d.op, _lane_read(nest, d.body, dict(zip(d.axes, at)), j))]
 
-            body.append(_reduce_loops(d, lanes(step), d.identity))
+            body.append(reduce_loops(d, lanes(step), d.identity))
         else:
             assert isinstance(d, Map)
 
@@ -316,69 +330,6 @@ def _lane_read(nest: Nest, body: Expr, mapping: Mapping[Expr, Expr], lane: Expr)
         return None
 
     return E.transform(E.substitute(body, mapping), local)
-
-
-def _reduce_loops(d: Reduce, innermost: Stmt, neutral: Expr) -> Stmt:
-    """The loops of a reduction around a statement; a guard that does not depend on what is inside
-    goes around it."""
-    body = innermost
-    if isinstance(body, For) and len(body.body) == 1 and isinstance(body.body[0], Accumulate):
-        step = body.body[0]
-        if step.value.op == "select" and step.value.args[2] is neutral:
-            condition = step.value.args[0]
-            if body.var not in E.variables(condition) and not E.loads(condition):
-                inner = Accumulate(step.target, step.indices, step.op, step.value.args[1])
-                plain = For(body.var, body.stop, (inner,), body.kind)
-                guarded = _around(d, If(condition, (plain,)))
-                everywhere = _always(condition, d.reduced)
-                return guarded if everywhere is None else If(everywhere, (_around(d, plain),), (guarded,))
-    return _around(d, body)
-
-
-def _around(d: Reduce, body: Stmt) -> Stmt:
-    """The loops of a reduction around a statement; a few steps of one row of accumulators are
-    written out within the row's loop, which keeps each accumulator in a register."""
-    extents = [static(r.args[0]) or MAX_TAPS + 1 for r in d.reduced]
-    if isinstance(body, For) and body.kind == "simd" and math.prod(extents) <= MAX_TAPS:
-        steps: list[Stmt] = []
-        for point in itertools.product(*(range(n) for n in extents)):
-            at = {r: E.const(i) for r, i in zip(d.reduced, point)}
-            for s in body.body:
-                if not isinstance(s, Accumulate):
-                    break
-                steps.append(Accumulate(s.target, s.indices, s.op, E.substitute(s.value, at)))
-        if len(steps) == math.prod(extents) * len(body.body):
-            return For(body.var, body.stop, tuple(steps), "simd")
-    for r in reversed(d.reduced):
-        if static(r.args[0]) != 1 or r in _used(body):
-            body = For(r, r.args[0], (body,))
-    return body
-
-
-def _always(condition: Expr, reduced: Sequence[Expr]) -> Expr | None:
-    """The condition that `condition` (comparisons of affine indices) holds at every point of the
-    reduction, or None where it is of another form: a comparison holds everywhere if it does at both
-    ends of each loop."""
-    if condition.op == "and":
-        parts = [_always(a, reduced) for a in condition.args]
-        return None if parts[0] is None or parts[1] is None else E.logical("and", parts[0], parts[1])
-    used = [r for r in reduced if r in E.variables(condition)]
-    if condition.op != "lt" or len(used) > 1:
-        return None
-    if any(coefficient(a, r) is None for a in condition.args for r in used):
-        return None
-    result: Expr = E.const(True, "bool")
-    for r in used:
-        ends = (E.const(0), r.args[0] - 1)
-        for end in ends:
-            result = E.logical("and", result, E.substitute(condition, {r: end}))
-    return result if used else condition
-
-
-def _used(statement: Stmt) -> set[Expr]:
-    from cuvil.ir.loops import expressions
-
-    return {v for s in walk((statement,)) for v in E.variables(*expressions(s))}
 
 
 def _scalar_member(nest: Nest, v: Value, indices: Sequence[Expr]) -> list[Stmt]:
@@ -431,6 +382,9 @@ def _wrap(
 
 
 def _rows(nest: Nest, group: Group) -> tuple[tuple[Expr, ...], list[Stmt]]:
+    blocks = block_rows(nest.storage, nest.internal, group)
+    if blocks is not None:
+        return _wrap(*blocks, "serial")
     anchor = group.anchor
     outer = [E.const(0) if static(s) == 1 else E.var(s) for s in anchor.shape[: group.shared]]
     body: list[Stmt] = []
@@ -587,7 +541,11 @@ def _fill(host: Value, region: Sequence[tuple[Expr, Expr]], fill: Expr, storage:
 
 def copy_part(host: Value, part: Value, axis: int, start: Expr, storage: Storage, name: str) -> Kernel:
     """The kernel that copies one part of a concatenation that lives elsewhere."""
-    variables, indices, _ = split(row_major(part.rank), part.shape)
+    variables, indices, inside = iteration(storage, part)
     at = tuple(i + start if k == axis else i for k, i in enumerate(indices))
-    parallel, body = _wrap(variables, [Store(host, at, E.load(part, indices))], "simd")
+    body: list[Stmt] = [Store(host, at, E.load(part, indices))]
+    if not inside.is_const:
+        body = [If(inside, tuple(body))]
+    parallel, body = _wrap(variables, body, "simd")
+    body = list(cut(body, storage))
     return Kernel(name, parallel, tuple(body), (part,), (host,), host.origin, "copy", (host,))

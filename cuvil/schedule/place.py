@@ -105,7 +105,7 @@ class Placer:
         self.borders: dict[Value, tuple[Value, tuple[Expr, ...], Expr]] = {}
         self.joins: dict[Value, list[tuple[Value, int, Expr]]] = {}
         self.views: set[Value] = set()
-        self.outputs = set(program.outputs)
+        self.outputs = program.pinned
 
     def run(self) -> None:
         for value in reversed(self.program.values):
@@ -146,9 +146,15 @@ class Placer:
     def _can_live_in(self, value: Value, host: Value) -> bool:
         if value in self.outputs or value in self.storage.placements or value.scan is not None:
             return False
-        if host.scan is not None:
+        if host.scan is not None or not _known_with(host, value):
             return False
         d = value.definition
         if isinstance(d, Map) and as_reshape(value) is not None and not operands(value):
             return False
         return type(d).__name__ in ("Map", "Reduce")
+
+
+def _known_with(host: Value, value: Value) -> bool:
+    """Where `value` is computed, the data-dependent sizes of `host` are known: they are its own too."""
+    late = {e for e in E.walk(*host.shape) if e.op == "sym" and e.args}
+    return late <= {e for e in E.walk(*value.shape) if e.op == "sym"}

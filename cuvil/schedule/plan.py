@@ -11,6 +11,8 @@ from typing import Protocol
 
 import numpy as np
 
+from cuvil import limits
+from cuvil.errors import ModelError
 from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr
 from cuvil.ir.loops import Accumulate, Declare, Kernel, Micro, Stmt, Store, expressions, walk
@@ -49,6 +51,7 @@ class Schedule:
         arena_bytes: size of the workspace, an expression of the symbolic sizes.
         lower_bound: bytes that no plan can beat.
         aliases: roots that share memory with a root they replace in place.
+        known: per data-dependent symbol, the kernel after which its value is there.
         lives: first and last kernel that touches each root of the arena (its in-place heirs included).
     """
 
@@ -62,6 +65,7 @@ class Schedule:
     lower_bound: int = 0
     aliases: dict[Value, Value] = field(default_factory=dict)
     lives: dict[Value, tuple[int, int]] = field(default_factory=dict)
+    known: dict[Expr, int] = field(default_factory=dict)
 
 
 def schedule(program: Program, tuner: Tuner | None = None) -> Schedule:
@@ -84,7 +88,8 @@ def build_kernels(program: Program, storage: Storage, placer: Placer, tuner: Tun
     special = {*placer.borders, *placer.joins, *placer.views}
     grouper = Grouper(program, skip=special)
     groups = grouper.run()
-    outputs = {*program.outputs, *(storage.root(v) for v in program.outputs)}
+    pinned = program.pinned
+    outputs = {*pinned, *(storage.root(v) for v in pinned)}
     hosted = set(storage.placements)
     kernels: list[Kernel] = []
     made: set[Value] = set()
@@ -192,6 +197,8 @@ def roots_of(kernel: Kernel, storage: Storage) -> list[Value]:
 def plan_memory(s: Schedule) -> None:
     """Lifetimes of root values over the kernels, in-place reuse, and offsets."""
     outputs = {s.storage.root(v) for v in s.program.outputs}
+    writers = {s.storage.root(v): step for step, kernel in enumerate(s.kernels) for v in kernel.writes}
+    s.known = {symbol: writers[s.storage.root(number(symbol))] for symbol in s.program.derived}
     first: dict[Value, int] = {}
     last: dict[Value, int] = {}
     for step, kernel in enumerate(s.kernels):
@@ -216,13 +223,45 @@ def plan_memory(s: Schedule) -> None:
                 s.aliases[target] = source
                 break
     owners = [v for v in first if v not in leader]
-    sizes = {v: s.storage.elements(v) * E.numpy_dtype(v.dtype).itemsize for v in first}
+    sizes = {v: capacity(s.storage, v) * E.numpy_dtype(v.dtype).itemsize for v in first}
     requests = [memory.Request(v.name, sizes[v], first[v], last[v]) for v in owners]
     arena = memory.plan(requests)
     offsets = dict(zip(owners, arena.offsets))
     s.arena = {v: offsets[find(v)] for v in first}
     s.lives = {v: (first[v], last[v]) for v in first}
     s.arena_bytes, s.lower_bound = arena.size, arena.lower_bound
+
+
+def number(symbol: Expr) -> Value:
+    """The value in memory that holds a data-dependent symbol's value."""
+    found: Value = symbol.args[0].attr
+    return found
+
+
+def capacity(storage: Storage, root: Value) -> Expr:
+    """Elements of memory that a root value gets: where the data decide its size, the most it can be.
+
+    Raises:
+        ModelError: nothing keeps it from being huge.
+    """
+    if root.capacity is not None:
+        return root.capacity
+    size = storage.elements(root)
+    most = E.capacity(size)
+    if most is not size and most.hi > limits.MAX_DATA_ELEMENTS and static(most) is not None:
+        raise ModelError(
+            f"its size depends on the data and may be up to {static(most)} elements; declare the shapes of the"
+            " model's outputs, or give values for the inputs that it depends on",
+            f"tensor '{root.name}'",
+        )
+    return most
+
+
+def sizes_in_memory(s: Schedule) -> set[Expr]:
+    """The data-dependent symbols that decide how much memory is needed."""
+    roots = [s.storage.elements(v) for v in s.arena if v.capacity is None]
+    shapes = [n for v in s.program.outputs for n in v.shape]
+    return {e for e in E.walk(*roots, *shapes) if e.op == "sym" and e.args}
 
 
 def in_place(kernel: Kernel, storage: Storage) -> list[tuple[Value, Value]]:
@@ -249,6 +288,7 @@ def in_place(kernel: Kernel, storage: Storage) -> list[tuple[Value, Value]]:
             source.definition is not None
             and not isinstance(source.definition, (Constant, Input))
             and storage.elements(source) is storage.elements(target)
+            and source.capacity is target.capacity
             and E.numpy_dtype(source.dtype).itemsize == E.numpy_dtype(target.dtype).itemsize
             and source not in micro_reads
         )

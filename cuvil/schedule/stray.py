@@ -14,11 +14,18 @@ from cuvil.ir.primitives import Map, Reduce, Value, static
 from cuvil.schedule.storage import Storage
 
 
-def stray_is_safe(storage: Storage, members: Sequence[Value], internal: set[Value], anchor: Value) -> bool:
+def stray_is_safe(
+    storage: Storage,
+    members: Sequence[Value],
+    internal: set[Value],
+    anchor: Value,
+    computed: Value | None = None,
+) -> bool:
     """Whether lanes beyond the last channel of a partial block may be computed and stored.
 
     They lie in padded memory, no reader looks at them, and what they are computed from must lie in
-    such memory too: blocked values, or constants, which are padded with zeros.
+    such memory too: blocked values, or constants, which are padded with zeros.  The member `computed`
+    has such lanes whatever it reads.
     """
     layout = storage.layout(storage.root(anchor))
     block = layout.block
@@ -34,7 +41,7 @@ def stray_is_safe(storage: Storage, members: Sequence[Value], internal: set[Valu
         if not isinstance(d, (Map, Reduce)) or v.rank != anchor.rank:
             return False
         channel = d.axes[axis]
-        for e in E.walk(d.body):
+        for e in E.walk(d.body) if v is not computed else ():
             if e.op == "load" and e.attr not in members:
                 if channel in E.variables(*e.args) and not _padded(storage, e, channel, block):
                     return False

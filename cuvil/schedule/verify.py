@@ -16,7 +16,7 @@ from cuvil.ir.loops import Accumulate, Declare, Micro, Store, expressions, walk
 from cuvil.ir.primitives import Constant, Input, Value, static
 from cuvil.ir.verify import check
 from cuvil.schedule.memory import aligned
-from cuvil.schedule.plan import Schedule, roots_of
+from cuvil.schedule.plan import Schedule, capacity, roots_of
 from cuvil.schedule.storage import Layout, Storage
 
 SIZES = (0, 1, 5)
@@ -31,8 +31,9 @@ def schedule(s: Schedule) -> None:
     """
     verify.program(s.program)
     storage(s.storage, s.program.values)
-    for k in s.kernels:
-        verify.kernel(k, s.program.symbols)
+    known = [E.sym(name) for name in s.program.symbols]
+    for step, k in enumerate(s.kernels):
+        verify.kernel(k, [*known, *(symbol for symbol, made in s.known.items() if made < step)])
     order(s)
     memory(s)
     for target, source in s.aliases.items():
@@ -123,7 +124,7 @@ def _apart(s: Schedule, uses: Mapping[Value, list[int]], bound: Mapping[str, int
     places = []
     for v, steps in uses.items():
         start = number(s.arena[v])
-        size = number(s.storage.elements(v)) * E.numpy_dtype(v.dtype).itemsize
+        size = number(capacity(s.storage, v)) * E.numpy_dtype(v.dtype).itemsize
         check(start >= 0 and start == aligned(start), v, f"lies at byte {start}, which is not aligned")
         check(start + size <= total, v, f"ends at byte {start + size} of {total}")
         places.append((steps[0], steps[-1], start, start + size, v))

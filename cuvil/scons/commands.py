@@ -47,7 +47,8 @@ def _subject(a: Artefacts) -> Subject:
     from cuvil.report.verify import Subject
 
     data = a.model.test or a.model.calibration
-    return Subject(a.out, a.target, Path(a.model.path), Path(data) if data else None, a.model.io_format)
+    path, samples = Path(a.model.path), Path(data) if data else None
+    return Subject(a.out, a.target, path, samples, a.model.io_format, a.model.values)
 
 
 def _verify(a: Artefacts) -> bool:

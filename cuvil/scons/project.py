@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cuvil.codegen.names import model_name
 from cuvil.errors import CuvilError
@@ -49,6 +49,21 @@ class Size:
         return {"type": ["integer", "string"]}
 
 
+@dataclass(frozen=True)
+class Value:
+    """The value of an input: a number, a truth value, a text, or lists of them."""
+
+    def read(self, node: Node) -> Any:
+        if isinstance(node.value, list):
+            return [self.read(child) for child in node.value]
+        if not isinstance(node.value, (bool, int, float, str)):
+            raise node.error(f"expected a number or a list of numbers, found {node.describe()}")
+        return node.value
+
+    def schema(self) -> JsonSchema:
+        return {"type": ["number", "boolean", "string", "array"]}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Model:
     """A model of the project; paths are as written until `read` makes them relative to the current folder."""
@@ -59,6 +74,11 @@ class Model:
         dict[str, tuple[int | str, ...]],
         MapOf(ListOf(Size()), _TENSOR, "the name of an input"),
         "sizes (or names) of the dimensions of inputs, by input",
+    ] = field(default_factory=dict)
+    values: Annotated[
+        dict[str, Any],
+        MapOf(Value(), _TENSOR, "the name of an input"),
+        "values of inputs that become constants and are no inputs of the library, by input",
     ] = field(default_factory=dict)
     io_format: Annotated[str, Choice(IO_FORMATS), "layout of images at the library's interface"] = "nchw"
     quantization: Annotated[

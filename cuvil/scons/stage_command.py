@@ -34,6 +34,7 @@ def parser() -> argparse.ArgumentParser:
     add("--device", default="", help="the device to work for; cc without one links the model")
     add("--model", type=Path, help="import: the .onnx file")
     add("--shapes", default="{}", metavar="JSON", help="import: sizes or names of dimensions, by input")
+    add("--values", default="{}", metavar="JSON", help="import: values of inputs that become constants")
     add("--io-format", default="nchw", help="import: nchw or nhwc")
     add("--calibration", type=Path, metavar="FILE.npz", help="quantize: samples of the inputs")
     return result
@@ -56,7 +57,8 @@ def run(arguments: Sequence[str], progress: Progress | None = None) -> None:
     if args.stage == "import":
         if args.model is None:
             raise CuvilError("is needed to import", "--model")
-        stages.run_import(args.model, out, _json("--shapes", args.shapes), args.io_format)
+        shapes, values = _json("--shapes", args.shapes), _json("--values", args.values)
+        stages.run_import(args.model, out, shapes, args.io_format, values)
     elif args.stage == "partition":
         stages.run_partition(out, target)
     elif args.stage == "quantize":

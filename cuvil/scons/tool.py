@@ -50,6 +50,7 @@ def declare_model(
     name: str = "",
     *,
     shapes: Mapping[str, Sequence[int | str]] | None = None,
+    values: Mapping[str, Any] | None = None,
     io_format: str = "nchw",
     quantization: str = "profile",
     calibration: str = "",
@@ -63,6 +64,7 @@ def declare_model(
         target: a profile's name, file or triple.
         name: prefix of files and symbols; the file's name by default.
         shapes: sizes or names of the dimensions of inputs, by input.
+        values: of inputs that become constants, by name: numbers or nested lists of them.
         io_format: ``nchw`` or ``nhwc``.
         quantization: ``none``, ``int8``, or ``profile`` for what the profile says.
         calibration: an ``.npz`` file for int8, relative to the SConscript.
@@ -79,6 +81,7 @@ def declare_model(
             name=name or model_name(Path(path).stem),
             path=env.File(path).get_internal_path(),
             shapes={key: tuple(shape) for key, shape in (shapes or {}).items()},
+            values=dict(values or {}),
             io_format=io_format,
             calibration=env.File(calibration).get_internal_path() if calibration else "",
         )

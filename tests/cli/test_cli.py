@@ -68,6 +68,20 @@ def save(path: Path, inputs: dict[str, list[Any]], op: str = "Add") -> Path:
             "cuvil: error: argument --shape: '1,3' is no shape: write NAME=D0,D1,... with sizes or names, "
             "such as x=1,3,224,224; see cuvil compile --help",
         ),
+        *(
+            (
+                ["compile", "--model", "m.onnx", "--output", "l.so", "--value", wrong],
+                2,
+                f"cuvil: error: argument --value: '{wrong}' is no value: write NAME=VALUE with a number or a "
+                "list of numbers, such as rate=16000; see cuvil compile --help",
+            )
+            for wrong in ("rate", "rate=", "rate=fast", "=1", "rate=null", "rate=[1,", "rate={}")
+        ),
+        (
+            ["compile", "--model", DIGITS, "--output", "l.so", "--value", "x=1"],
+            1,
+            "cuvil: error: the model has no input 'x' to bind; its inputs are image",
+        ),
         (
             ["partition", "--model", "m.onnx", "--io-format", "nhcw"],
             2,
@@ -311,6 +325,16 @@ def test_shape_keeps_or_binds(capsys: pytest.CaptureFixture[str], tmp_path: Path
     out, err = capsys.readouterr()
     assert (json.loads(out)["symbols"], err) == (["N"], "")
     assert json.loads(out)["inputs"][1]["shape"] == ["N", 4, 8]
+
+
+def test_bound_value_is_no_input(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    model = save(tmp_path / "m.onnx", {"x": [1, 2], "z": ["N", 2]})
+    argv = ["--model", model, "--no-tuned", "--value", "z=[[0.5, 8], [1e3, -1]]", "--json"]
+    assert run("verify", *argv) == 0
+    out, err = capsys.readouterr()
+    assert (json.loads(out)["relative_error"], err) == (0, "note: no data are given, the inputs are random\n")
+    assert run("compile", *argv, "--output", "m.so") == 0
+    assert json.loads(capsys.readouterr().out)["prototype"] == "int infer(const float *x, float *y);"
 
 
 def test_calibration_that_is_not_used(capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,6 +68,16 @@ def without_comments(source: str) -> str:
     return re.sub(r"/\*.*?\*/", " ", source, flags=re.DOTALL)
 
 
+def assert_no_trace(folder: Path) -> None:
+    """No file's name and no line of code outside comments has text of `NASTY` that could do harm."""
+    for path in sorted(folder.iterdir()):
+        assert re.fullmatch(r"[A-Za-z0-9_.]+", path.name)
+        if path.suffix in (".c", ".h"):
+            code = without_comments(path.read_text(encoding="ascii"))
+            assert re.search(r"\bevil\s*\(|define evil", code) is None
+            assert "\\\n" not in code
+
+
 def test_nasty_names_compile_run_and_leave_no_trace(tmp_path: Path) -> None:
     names = [n for n in NASTY if n.isprintable()]  # others are refused when the model is read
     onnx.save(nasty_model(names), tmp_path / "evil (1).onnx")
@@ -79,13 +89,7 @@ def test_nasty_names_compile_run_and_leave_no_trace(tmp_path: Path) -> None:
     assert [i.name for i in session.get_inputs()] == list(feeds)
     for got, fed in zip(session.run(None, feeds), feeds.values()):
         np.testing.assert_array_equal(got, np.maximum(fed, 0))
-    for path in sorted((tmp_path / "out" / "codegen").iterdir()):
-        assert re.fullmatch(r"[A-Za-z0-9_.]+", path.name)
-        if path.suffix in (".c", ".h"):
-            source = path.read_text(encoding="ascii")
-            code = without_comments(source)
-            assert re.search(r"\bevil\s*\(|define evil", code) is None
-            assert "\\\n" not in code
+    assert_no_trace(tmp_path / "out" / "codegen")
     exported = {
         s.name
         for image in symbols.read(session.library)
@@ -93,6 +97,32 @@ def test_nasty_names_compile_run_and_leave_no_trace(tmp_path: Path) -> None:
         if s.defined and s.binding == "global"
     }
     assert exported == {f"evil_1_{end}" for end in ("run", "workspace_bytes", "output_shapes")} | {"infer"}
+
+
+def test_nasty_names_inside_branches(tmp_path: Path) -> None:
+    """A chain of nodes with such names in one branch, as names of values and of nodes."""
+    names = [n for n in NASTY if n.isprintable()]
+    chain = ["x", *(f"{name or 'empty'} {k}" for k, name in enumerate(names))]
+    nodes = [helper.make_node("Neg", [a], [b], name=n) for a, b, n in zip(chain, chain[1:], names)]
+    yes = helper.make_graph(nodes, "*/ evil() /*", [], [onnx.ValueInfoProto(name=chain[-1])])
+    no = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["r"])], '"; evil(); "', [], [onnx.ValueInfoProto(name="r")]
+    )
+    choice = helper.make_node("If", ["c"], ["*/ y /*"], name="*/ evil() /*", then_branch=yes, else_branch=no)
+    inputs = [
+        helper.make_tensor_value_info("c", TensorProto.BOOL, []),
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [3]),
+    ]
+    result = helper.make_tensor_value_info("*/ y /*", TensorProto.FLOAT, [3])
+    graph = helper.make_graph([choice], "g", inputs, [result])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8),
+              tmp_path / "m.onnx")  # fmt: skip
+    session = cuvil.compile(tmp_path / "m.onnx", output=tmp_path / "out")
+    x = np.array([1.0, -2.0, 3.0], np.float32)
+    sign = (-1) ** len(names)
+    assert session.run(None, {"c": np.array(True), "x": x})[0].tolist() == (sign * x).tolist()
+    assert session.run(None, {"c": np.array(False), "x": x})[0].tolist() == [1, 0, 3]
+    assert_no_trace(tmp_path / "out" / "codegen")
 
 
 def test_header_is_valid_c_and_cpp(tmp_path: Path) -> None:

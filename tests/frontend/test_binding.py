@@ -1,4 +1,4 @@
-"""Sizes for symbolic and unknown dimensions of inputs (row 3)."""
+"""Sizes for symbolic and unknown dimensions of inputs (row 3), and values for inputs."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ def test_what_is_no_size(size: Any) -> None:
 
 
 def test_negative_dimension_asks_for_a_binding() -> None:
-    proto = pair([-1, 4], [1, 4])
-    expected = "input 'x': dimension -1 is negative; bind the shape of the input to one that is possible"
+    proto = pair([-2, 4], [1, 4])
+    expected = "input 'x': dimension -2 is negative; bind the shape of the input to one that is possible"
     assert refusal(proto) == expected
     assert shapes(read(proto, shapes={"x": [2, 4]}))["y"] == (2, 4)
 
@@ -118,3 +118,67 @@ def test_overflowing_dimensions_ask_for_a_binding() -> None:
 def test_too_many_dimensions() -> None:
     refused = refusal(one("Relu", {"x": (F32, [1] * 33)}))
     assert refused.startswith("input 'x': 33 dimensions, at most 32 are allowed; bind the shape")
+
+
+def scaled(kind: str, shape: list[Any] | None) -> Any:
+    """y = x * Cast(s): an input `s` of the type asked for beside a float one."""
+    nodes = [
+        helper.make_node("Cast", ["s"], ["f"], to=1),
+        helper.make_node("Mul", ["x", "f"], ["y"]),
+    ]
+    return model(nodes, {"x": (F32, ["N"]), "s": (kind, shape)}, ["y"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "given"),
+    [
+        ("int64", [], 16000),
+        ("int64", [], np.int64(16000)),
+        ("uint8", [3], [1, 2, 255]),
+        ("float32", [], 3),
+        ("float32", [2, 1], [[0.5], [2]]),
+        ("bool", [], True),
+        ("int32", [0], []),
+        ("int32", None, [4, 5]),
+    ],
+)
+def test_bound_values_are_constants(kind: str, shape: list[Any] | None, given: Any) -> None:
+    graph = read(scaled(kind, shape), values={"s": given})
+    assert graph.inputs == ["x"]
+    array = graph.constants["s"]
+    assert array.dtype == kind and np.array_equal(array, given)
+
+
+def test_value_binds_the_symbols_of_its_shape() -> None:
+    graph = read(pair(["N", 4], ["N", 1]), values={"w": [[1.0], [2.0], [3.0]]})
+    assert graph.types["x"].shape == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "given", "message"),
+    [
+        ("int64", [], 0.5, "the value 0.5 is not of type int64"),
+        ("int64", [], True, "the value True is not of type int64"),
+        ("int64", [], "16000", "the value 16000 is not of type int64"),
+        ("int64", [], 1 << 70, "the value 1180591620717411303424 is not of type int64"),
+        ("uint8", [2], [-1, 256], "the value [-1, 256] is not of type uint8"),
+        ("bool", [], 1, "the value 1 is not of type bool"),
+        ("float32", [], "fast", "the value fast is not of type float32"),
+        ("int64", [], [1], "bound to 1 dimensions, the model declares 0"),
+        ("int64", [2], [1, 2, 3], "dimension 0 is bound to 3, the model fixes it at 2"),
+        ("int64", [2, 2], [[1, 2], [3]], "the value [[1, 2], [3]] is no array: its rows differ in length"),
+        ("int64", [30], [*range(29), 0.5],
+         "the value [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 1... is not of type int64"),
+    ],
+)  # fmt: skip
+def test_values_that_do_not_fit(kind: str, shape: list[Any], given: Any, message: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        read(scaled(kind, shape), values={"s": given})
+    assert str(caught.value) == f"input 's': {message}"
+
+
+def test_values_of_no_input_or_beside_a_shape() -> None:
+    with pytest.raises(ModelError, match=r"^the model has no input 'r' to bind; its inputs are x, s$"):
+        read(scaled("int64", []), values={"r": 1})
+    with pytest.raises(ModelError, match=r"^input 's': bound to a shape and to a value; the value alone"):
+        read(scaled("int64", [1]), shapes={"s": [1]}, values={"s": [1]})

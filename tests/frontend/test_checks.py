@@ -12,7 +12,9 @@ from frontend_models import F32, model, one, save, value
 from onnx import helper
 
 from cuvil.errors import ModelError
+from cuvil.frontend.checks import check_graph
 from cuvil.frontend.importer import import_model
+from cuvil.ir.graph import Graph, Node
 
 
 def i64(*values: int) -> np.ndarray:
@@ -131,6 +133,10 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str]
     "cumsum axis": ("CumSum", {"x": [2, 3]}, {"a": np.int64(2)}, {}, "axis 2 is out of range for rank 2"),
     "squeeze": (
         "Squeeze", {"x": [2, 3]}, {"a": i64(1)}, {}, "axis 1 has size 3, only axes of size 1 can be squeezed"
+    ),
+    "squeeze of what may be 1": (
+        "Squeeze", {"x": ["N", 3]}, {}, {},
+        "no axes are given, and whether size 'N' is 1 is not known; bind it"
     ),
     "unsqueeze": ("Unsqueeze", {"x": [2, 3]}, {"a": i64(9)}, {}, "axis 9 is out of range for rank 3"),
     "gather index": (
@@ -282,6 +288,29 @@ def test_scales_of_fused_operators(tmp_path: Path) -> None:
     opsets = [helper.make_opsetid("com.microsoft", 1)]
     micro = model(nodes, {"x": ("uint8", [2])}, {"y": ("uint8", [2])}, small, opsets=opsets)
     assert refusal(micro, tmp_path) == "node 'n' (QLinearAdd): scale inf is not a positive finite number"
+
+
+SCALED: dict[str, tuple[int, tuple[int, ...]]] = {
+    "QuantizeLinear": (3, (1,)), "DequantizeLinear": (3, (1,)),
+    "QLinearMatMul": (8, (1, 4, 6)), "QLinearConv": (8, (1, 4, 6)),
+    "QLinearAdd": (8, (1, 4, 6)), "QLinearMul": (8, (1, 4, 6)), "QLinearConcat": (8, (0, 3, 6)),
+    "QGemm": (9, (1, 4, 7)), "MatMulIntegerToFloat": (7, (2, 3)), "DynamicQuantizeMatMul": (4, (2,)),
+    **{f"QLinear{op}": (5, (1, 3)) for op in ("AveragePool", "GlobalAveragePool", "LeakyRelu", "ReduceMean",
+                                              "Sigmoid", "Softmax")},
+}  # fmt: skip
+"""Operators with scales: the number of inputs, and which of them are scales."""
+
+
+@pytest.mark.parametrize(("op", "position"), [(op, i) for op, (_, where) in SCALED.items() for i in where])
+@pytest.mark.parametrize("scale", [0.0, -1.0, np.nan, np.inf])
+def test_every_scale_of_every_quantized_operator_is_checked(op: str, position: int, scale: float) -> None:
+    count, where = SCALED[op]
+    names = [f"i{k}" for k in range(count)]
+    constants = {names[k]: np.float32(scale if k == position else 1) for k in where}
+    graph = Graph("g", [], ["y"], [Node(op, names, ["y"], name="n")], constants, {}, 21)
+    with pytest.raises(ModelError) as caught:
+        check_graph(graph)
+    assert str(caught.value) == f"node 'n' ({op}): scale {scale:g} is not a positive finite number"
 
 
 def test_small_scales_pass(tmp_path: Path) -> None:

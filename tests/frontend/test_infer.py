@@ -30,10 +30,16 @@ def test_declared_output_shape_that_is_not_the_real_one() -> None:
 
 
 def test_declared_rank_and_type_that_are_not_the_real_ones() -> None:
-    rank = one("Relu", {"x": (F32, ["N", 3])}, outputs={"y": (F32, [None, 3, 1])})
-    assert refusal(rank) == "value 'y': declared shape [?, 3, 1] contradicts the real one, [N, 3]"
+    nodes = [node("Relu", "x", "t"), node("Neg", "t", "y")]
+    rank = model(nodes, {"x": (F32, ["N", 3])}, ["y"], value_info=[value("t", F32, [None, 3, 1])])
+    assert refusal(rank) == "value 't': declared shape [?, 3, 1] contradicts the real one, [N, 3]"
     dtype = one("Relu", {"x": (F32, [2])}, outputs={"y": ("int64", [2])})
     assert refusal(dtype) == "value 'y': declared as int64, but its producer makes float32"
+
+
+def test_declared_rank_of_an_output_gives_way_to_the_real_one() -> None:
+    graph = read(one("Relu", {"x": (F32, ["N", 3])}, outputs={"y": (F32, [1, "length", 3])}))
+    assert graph.types["y"].shape == ("N", 3)
 
 
 def test_declared_inner_shape_that_is_not_the_real_one() -> None:

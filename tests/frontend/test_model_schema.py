@@ -10,6 +10,8 @@ import pytest
 from frontend_models import F32, one, read
 
 from cuvil.errors import ModelError, UnsupportedError
+from cuvil.frontend.schema import domain_versions
+from cuvil.ir.graph import Graph, Node
 
 X = {"x": (F32, [1, 4, 6, 6])}
 W = {"w": np.zeros((4, 4, 3, 3), np.float32)}
@@ -101,3 +103,25 @@ def test_values_that_crash_onnxs_inference() -> None:
     inputs = {"x": ("int32", [2, 2, 2]), "i": ("int64", [2, 1])}
     expected = "node 'n' (GatherND): batch_dims has -2, only 0 to 32 is allowed"
     assert refusal(one("GatherND", inputs, batch_dims=-2)) == expected
+
+
+@pytest.mark.parametrize(
+    ("nodes", "version"),
+    [
+        ({"LabelEncoder": "classes_strings"}, 1),
+        ({"LabelEncoder": "keys_int64s"}, 4),
+        ({"TreeEnsembleClassifier": "nodes_modes"}, 4),
+        ({"TreeEnsembleClassifier": "nodes_modes", "LabelEncoder": "keys_tensor"}, 4),
+        ({"TreeEnsemble": "nodes_modes", "LabelEncoder": "keys_tensor"}, 5),
+    ],
+)
+def test_version_of_another_domain_is_the_newest_that_has_its_nodes(
+    nodes: dict[str, str], version: int
+) -> None:
+    """TreeEnsembleClassifier is deprecated since version 5, classes_strings is gone since 2."""
+    made = [
+        Node(op, ["x"], [f"y{n}"], {name: []}, domain="ai.onnx.ml")
+        for n, (op, name) in enumerate(nodes.items())
+    ]
+    graph = Graph("g", ["x"], ["y0"], [*made, Node("Gelu", ["x"], ["z"], domain="com.microsoft")], {}, {}, 21)
+    assert domain_versions(graph) == {"ai.onnx.ml": version, "com.microsoft": 1}

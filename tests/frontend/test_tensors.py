@@ -55,6 +55,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "secret").write_bytes(b"\x01" * 16)
     os.symlink(tmp_path / "secret", home / "link")
     os.symlink(home / "w.bin", home / "inner_link")
+    os.symlink(tmp_path, home / "sub" / "up")
     return home
 
 
@@ -87,11 +88,10 @@ def test_location_outside_the_folder(location: str, folder: Path) -> None:
     assert refusal(external(location), folder) == expected
 
 
-def test_location_through_a_link(folder: Path) -> None:
-    assert (
-        refusal(external("link"), folder)
-        == "external data location 'link' leaves the model's folder through a link"
-    )
+@pytest.mark.parametrize("location", ["link", "sub/up/secret", "./sub/up/model/sub/up/secret"])
+def test_location_through_a_link(location: str, folder: Path) -> None:
+    expected = f"external data location {location!r} leaves the model's folder through a link"
+    assert refusal(external(location), folder) == expected
 
 
 @pytest.mark.parametrize(
@@ -134,10 +134,32 @@ def test_external_data_without_a_folder() -> None:
     assert refusal(external("w.bin")) == "external data without a model folder"
 
 
-def test_error_of_a_model_names_the_tensor(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("location", "entries", "problem"),
+    [
+        ("../secret", {}, "location '../secret' must be"),
+        ("sub/../../secret", {}, "location 'sub/../../secret' must be"),
+        ("link", {}, "location 'link' leaves"),
+        ("w.bin", {"offset": 40}, "at offset 40"),
+        ("w.bin", {"offset": -4}, "offset '-4' is not"),
+        ("w.bin", {"length": 1 << 50}, "at offset 0, length 1125899906842624"),
+        ("w.bin", {"offset": 24}, "has 8 bytes"),
+    ],
+)
+def test_error_of_a_model_names_the_tensor(
+    location: str, entries: dict[str, object], problem: str, folder: Path
+) -> None:
+    """As initializer, and as value of a Constant node in a branch."""
+    tensor = external(location, **entries)
     proto = one("Add", {"x": (F32, [2, 2])}, order=["x", "w"])
-    proto.graph.initializer.append(external("../secret"))
-    with pytest.raises(ModelError, match=r"^initializer 'w': external data location '../secret' must be"):
+    proto.graph.initializer.append(tensor)
+    with pytest.raises(ModelError, match=f"^initializer 'w': external data {problem}"):
+        read_model(save(folder, proto))
+    hidden = helper.make_node("Constant", [], ["k"], name="c", value=tensor)
+    branch = helper.make_graph([hidden], "g", [], [onnx.ValueInfoProto(name="k")])
+    choice = helper.make_node("If", ["b"], ["y"], then_branch=branch, else_branch=branch)
+    proto = model([choice], {"b": ("bool", [])}, ["y"])
+    with pytest.raises(ModelError, match=rf"^node 'c' \(Constant\)[^:]*: external data {problem}"):
         read_model(save(folder, proto))
 
 
@@ -261,4 +283,5 @@ def test_maps_are_not_supported() -> None:
     proto = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(1, [1]))
     with pytest.raises(UnsupportedError) as caught:
         type_from_proto(proto, "value 'v'")
-    assert str(caught.value) == "value 'v': values of kind map_type are not supported, only tensors"
+    hint = "of a classifier, export the scores without ZipMap"
+    assert str(caught.value) == f"value 'v': values of kind map_type are not supported, only tensors; {hint}"

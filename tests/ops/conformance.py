@@ -153,7 +153,7 @@ def compare(case: Any, results: list[npt.NDArray[Any]]) -> str:
     for number, (got, want) in enumerate(zip(results, map(as_array, wanted))):
         if got.dtype != want.dtype or got.shape != want.shape:
             return f"output {number} is {got.dtype}{list(got.shape)}, not {want.dtype}{list(want.shape)}"
-        if got.dtype.kind in "biu":
+        if got.dtype.kind in "biuO":
             wrong = int((got != want).sum())
         else:
             x, y = got.astype(np.float64), want.astype(np.float64)

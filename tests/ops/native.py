@@ -46,6 +46,8 @@ class Task:
     inputs: tuple[Array, ...]
     outputs: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
     workspace: int
+    sized_by_data: bool = False
+    texts: tuple[bool, ...] = ()
 
 
 WIDE = {"vector_bits": 512, "vector_registers": 32, "arch": "x86_64"}
@@ -150,24 +152,33 @@ def _compile(code: Any, scratch: Path, library: Path, compiler: Any, options: An
 
 def call(name: str, s: Any, library: tuple[str, str], feeds: Mapping[str, Array]) -> Task:
     """The task of running schedule `s` on `feeds`."""
+    from cuvil import limits
+    from cuvil.codegen.program import is_sized_by_data
     from cuvil.ir import expr as E
+    from cuvil.ir import text
     from cuvil.schedule.plan import workspace_bytes
 
     bound: dict[str, int] = {}
-    for v in s.program.inputs:
-        for size, actual in zip(v.shape, feeds[v.name].shape):
+    arrays = [
+        text.encode(feeds[v.name], v.name, limits.STRING_BYTES) if v.text else feeds[v.name]
+        for v in s.program.inputs
+    ]
+    for v, array in zip(s.program.inputs, arrays):
+        for size, actual in zip(v.shape, array.shape):
             if size.op == "sym":
                 assert bound.setdefault(size.attr, actual) == actual
     shapes = [
-        (tuple(E.evaluate(n, bound) for n in v.shape), E.numpy_dtype(v.dtype)) for v in s.program.outputs
+        (tuple(E.evaluate(E.capacity(n), bound) for n in v.shape), E.numpy_dtype(v.dtype)) for v in s.program.outputs
     ]
     return Task(
         name,
         *library,
         tuple(bound[n] for n in s.program.symbols),
-        tuple(np.ascontiguousarray(feeds[v.name]) for v in s.program.inputs),
+        tuple(map(np.ascontiguousarray, arrays)),
         tuple(shapes),
         workspace_bytes(s, bound),
+        is_sized_by_data(s),
+        tuple(v.text for v in s.program.outputs),
     )
 
 
@@ -208,17 +219,28 @@ def _run_one(task: Task, libraries: dict[str, ctypes.CDLL]) -> list[Array] | str
     arguments = [pointers[0], *(ctypes.c_ssize_t(n) for n in task.sizes)]
     arguments += [ctypes.c_void_p(a.ctypes.data) for a in task.inputs]
     function = library[task.symbol]
-    function.restype = None
-    function(*arguments, *pointers[1:])
+    actual = np.zeros(sum(len(shape) for shape, _ in task.outputs) + 1, np.int64)
+    code = function(*arguments, *pointers[1:], *([ctypes.c_void_p(actual.ctypes.data)] * task.sized_by_data))
+    if code:
+        return f"returned error code {code}"
     if any(a.tobytes() != b.tobytes() for a, b in zip(before, task.inputs)):
         return "wrote to an input"
     for buffer, size in zip(buffers, (task.workspace, *sizes)):
         if (buffer[:GUARD] != 0xA5).any() or (buffer[GUARD + size :] != 0xA5).any():
             return "wrote outside of a buffer"
-    return [
-        b[GUARD : GUARD + n].view(kind).reshape(shape).copy()
-        for b, n, (shape, kind) in zip(buffers[1:], sizes, task.outputs)
-    ]
+    found = [b[GUARD : GUARD + n].view(kind) for b, n, (_, kind) in zip(buffers[1:], sizes, task.outputs)]
+    shapes = [shape for shape, _ in task.outputs]
+    if task.sized_by_data:
+        given = iter(actual.tolist())
+        shapes = [tuple(next(given) for _ in shape) for shape in shapes]
+    counts = [int(np.prod(shape, dtype=np.int64)) for shape in shapes]
+    results = [a[:n].reshape(shape).copy() for a, n, shape in zip(found, counts, shapes)]
+    return [_strings(a) if is_text else a for a, is_text in zip(results, task.texts)]
+
+
+def _strings(data: Array) -> Array:
+    """The strings whose bytes are on the last axis, as an object array."""
+    return np.char.decode(data.view(f"S{data.shape[-1]}")[..., 0], "utf-8").astype(object)
 
 
 def _guarded(size: int) -> Array:

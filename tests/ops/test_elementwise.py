@@ -117,3 +117,52 @@ def test_integers_by_zero_do_not_trap(op: str, results: dict[str, list[Array]]) 
     (y,) = results[f"{op} by zero"]
     np.testing.assert_array_equal(y[4:], [0, 0])
     assert y[0] == (-(2**31) if op == "Div" else 0)
+
+
+def trained(shape: tuple[int, ...], dtype: type = np.float32, statistics: type = np.float32) -> Any:
+    rng = np.random.default_rng(len(shape))
+    x = (rng.standard_normal(shape) * 3 + 100).astype(dtype)
+    feeds = {"x": x}
+    for name in "sbmv":
+        feeds[name] = rng.uniform(0.5, 2, shape[1]).astype(dtype if name in "sb" else statistics)
+    n = node("BatchNormalization", "x s b m v", "y rm rv", training_mode=1, momentum=0.75, epsilon=2.0**-6)
+    return model([n], feeds, ["y", "rm", "rv"], {}, {"x": ["n", *shape[1:]]}), feeds
+
+
+TRAINED = {
+    "image": trained((3, 4, 5, 6)),
+    "rows": trained((40, 7)),
+    "double": trained((3, 4, 9), np.float64, np.float64),
+    "half": trained((4, 2, 8, 8), np.float16),
+}
+
+
+@pytest.fixture(scope="module")
+def trainings() -> dict[str, list[Array]]:
+    return native.outputs(TRAINED)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_batch_normalization_while_training(name: str, trainings: dict[str, list[Array]]) -> None:
+    x, s, b, m, v = (a.astype(np.float64) for a in TRAINED[name][1].values())
+    axes = (0, *range(2, x.ndim))
+    mean, variance = x.mean(axes), x.var(axes)
+    column = (-1, *[1] * (x.ndim - 2))
+    y = (x - mean.reshape(column)) / np.sqrt(variance.reshape(column) + 2.0**-6)
+    y = y * s.reshape(column) + b.reshape(column)
+    for got, want in zip(trainings[name], (y, 0.75 * m + 0.25 * mean, 0.75 * v + 0.25 * variance)):
+        exact = 1e-10 if name == "double" else 1e-4
+        tolerance = 2e-3 if got.dtype == np.float16 else exact
+        np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)
+
+
+def test_large_constants_of_uint32_wrap_within_an_expression() -> None:
+    """C makes a plain literal of 2**31 and above a wider, signed type."""
+    x, c = np.uint32([1, 4000000000, 7]), np.array(3432918353, np.uint32)
+    nodes = [
+        node("Mul", "x c", "p", name="p"),
+        node("Add", "p c", "q", name="q"),
+        node("BitShift", "q s", direction="RIGHT"),
+    ]
+    m = model(nodes, {"x": x}, ["y"], {"c": c, "s": np.array(16, np.uint32)})
+    np.testing.assert_array_equal(native.outputs({"u": (m, {"x": x})})["u"][0], (x * c + c) >> np.uint32(16))

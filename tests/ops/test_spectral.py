@@ -1,4 +1,4 @@
-"""Fourier transforms against numpy's."""
+"""Fourier transforms against numpy's, mel filters against onnxruntime's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import native
 import numpy as np
 import pytest
-from single import Array, model, node
+from single import Array, model, node, reference
 
 from cuvil.errors import UnsupportedError
 
@@ -49,6 +49,23 @@ CASES: dict[str, tuple[Array, int | None, dict[str, Any], Array]] = {
 }
 
 
+def mel(bins: int, length: int, rate: int, low: float, high: float, **attrs: Any) -> native.Case:
+    """Sizes are constants; the rest comes with the data."""
+    feeds = {"r": np.array(rate), "l": np.float32(low), "h": np.float32(high)}
+    sizes = {"n": np.array(bins), "d": np.array(length)}
+    feeds = {k: np.asarray(v) for k, v in feeds.items()}
+    return model([node("MelWeightMatrix", "n d r l h", **attrs)], feeds, ["y"], sizes), feeds
+
+
+MEL = {
+    "speech": mel(40, 512, 16000, 125.5, 7600.0),
+    "more filters than rows": mel(20, 32, 8000, 3.0, 3990.0),
+    "odd length": mel(7, 101, 22050, 20.0, 11000.0),
+    "double": mel(7, 100, 22050, 20.0, 11000.0, output_datatype=11),
+    "integers": mel(7, 100, 22050, 20.0, 11000.0, output_datatype=6),
+}
+
+
 @pytest.fixture(scope="module")
 def results() -> dict[str, list[Array]]:
     models = {}
@@ -62,7 +79,7 @@ def results() -> dict[str, list[Array]]:
     for name, inputs in (("frames", "x step w"), ("frames of a symbolic signal", "x step w")):
         dims = {"x": ["n", "length", 1]} if "symbolic" in name else None
         models[name] = (model([node("STFT", inputs)], {"x": SIGNAL}, ["y"], fixed, dims), {"x": SIGNAL})
-    return native.outputs(models)
+    return native.outputs({**models, **MEL})
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -80,3 +97,10 @@ def test_a_symbolic_length_is_refused() -> None:
     m = model([node("DFT", "x - axis")], {"x": REAL}, ["y"], {"axis": np.array(1)}, {"x": ["n", "t", 3, 1]})
     with pytest.raises(UnsupportedError, match="the length of the transform"):
         native.prepare(m)
+
+
+@pytest.mark.parametrize("name", MEL)
+def test_mel_filters(name: str, results: dict[str, list[Array]]) -> None:
+    (wanted,) = reference(*MEL[name])
+    assert wanted.max() == 1 and results[name][0].dtype == wanted.dtype
+    np.testing.assert_allclose(results[name][0], wanted, atol=1e-6)

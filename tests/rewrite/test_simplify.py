@@ -199,3 +199,15 @@ def test_channels_last_where_an_output_is_read_inside_a_branch(tmp_path: Path) -
     wanted = run(model.SerializeToString(), feeds)[0]
     got = run(tmp_path / "m.onnx", {**feeds, "x": np.ascontiguousarray(feeds["x"].transpose(0, 2, 3, 1))})[0]
     np.testing.assert_allclose(got.transpose(0, 3, 1, 2), wanted)
+
+
+def test_batch_norm_that_trains_stays(tmp_path: Path) -> None:
+    net = Net("n", 1)
+    x = net.input("x", [2, 4, 5, 6])
+    y = net.batch_norm(net.conv(x, 4, 8, 3), 8)
+    net.output(y, "y", [2, 8, 5, 6])
+    model = net.model()
+    (bn,) = (n for n in model.graph.node if n.op_type == "BatchNormalization")
+    bn.attribute.append(helper.make_attribute("training_mode", 1))
+    bn.output.extend(["m", "v"])
+    assert not simplify.simplify(graph_of(model))

@@ -22,6 +22,7 @@ models:
   b:
     path: ../b.onnx
     shapes: {x: [N, 3, 224, 224]}
+    values: {rate: 16000, sizes: [[1, 2]], fast: true}
     io_format: nhwc
     quantization: none
     calibration: c.npz
@@ -43,6 +44,7 @@ def test_paths_become_relative_to_the_current_folder(tmp_path: Path, monkeypatch
         name="b",
         path="b.onnx",
         shapes={"x": ("N", 3, 224, 224)},
+        values={"rate": 16000, "sizes": [[1, 2]], "fast": True},
         io_format="nhwc",
         quantization="none",
         calibration=os.path.join("sub", "c.npz"),
@@ -79,7 +81,7 @@ def test_find_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (
             "models:\n  a: {path: a.onnx, shape: {}}\n",
             "cuvil.yaml:2: models.a.shape: unknown key; did you mean 'shapes'? allowed: path, shapes, "
-            "io_format, quantization, calibration, test",
+            "values, io_format, quantization, calibration, test",
         ),
         ("models:\n  a: {}\n", "cuvil.yaml:2: models.a: the key 'path' is missing"),
         (
@@ -107,6 +109,10 @@ def test_find_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (
             "models:\n  a: {path: a, shapes: {x: [-1]}}\n",
             "cuvil.yaml:2: models.a.shapes.x[0]: expected a whole number from 0 to 2147483648, found -1",
+        ),
+        (
+            "models:\n  a: {path: a, values: {rate: [{}]}}\n",
+            "cuvil.yaml:2: models.a.values.rate[0]: expected a number or a list of numbers, found a mapping",
         ),
     ],
 )

@@ -155,3 +155,20 @@ class TestStageCommand:
         assert stage_command.main(("import", *folder, "--model", str(tmp_path / "m.onnx"), *shapes)) == 0
         imported = onnx.load(tmp_path / "out" / "graph.onnx").graph.input[0].type.tensor_type.shape
         assert [d.dim_value for d in imported.dim] == [4, 3]
+
+    def test_import_with_a_value(self, tmp_path: Path) -> None:
+        value = helper.make_tensor_value_info
+        inputs = [value("x", TensorProto.FLOAT, ["N", 3]), value("s", TensorProto.FLOAT, [])]
+        nodes = [helper.make_node("Mul", ["x", "s"], ["y"])]
+        graph = helper.make_graph(nodes, "g", inputs, [value("y", TensorProto.FLOAT, ["N", 3])])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        onnx.save(model, tmp_path / "m.onnx")
+        target = configured(schema.load("raspberry-pi-4"), "none", None)
+        out = artefacts.layout(tmp_path / "out", "net", target)
+        project = Model(name="net", path=str(tmp_path / "m.onnx"), values={"s": 2.5})
+        step = steps(out, target, project)[0]
+        assert step.settings[-4:-2] == ("--values", '{"s": 2.5}')
+        assert stage_command.main(step.arguments) == 0
+        imported = onnx.load(tmp_path / "out" / "graph.onnx").graph
+        assert [i.name for i in imported.input] == ["x"]
+        assert [float(numpy_helper.to_array(t)) for t in imported.initializer] == [2.5]

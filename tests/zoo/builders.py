@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from zoo.entry import Feeds, ModelEntry, image
+from zoo.entry import Feeder, Feeds, ModelEntry, image
 from zoo.sequence import bert_encoder_layer, bert_mini, decoder_step, gru, lstm, mlp
 from zoo.vision import ds_cnn, mobilenet_v2, resnet18, squeezenet, unet
 
@@ -26,8 +26,6 @@ __all__ = [
     "squeezenet",
     "unet",
 ]
-
-Feeder = Callable[[np.random.Generator, Mapping[str, int], int], Feeds]
 
 
 def _normal(rng: np.random.Generator, *shape: int) -> npt.NDArray[np.float32]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ import numpy.typing as npt
 import onnx
 
 Feeds = dict[str, npt.NDArray[Any]]
+Dims = Mapping[str, int]
+Feeder = Callable[[np.random.Generator, Dims, int], Feeds]
 
 
 class Unavailable(Exception):
@@ -32,14 +34,18 @@ class ModelEntry:
         tolerance: largest allowed absolute error against onnxruntime, relative to the largest
             absolute value of that output, in float32.
         note: what is peculiar about it.
+        values: of inputs that are bound when it is compiled, by name.
+        fixed: shapes of inputs that are bound even where dimensions are left open.
     """
 
     name: str
     source: Callable[[], onnx.ModelProto | Path]
-    feeder: Callable[[np.random.Generator, Mapping[str, int], int], Feeds]
-    dims: Mapping[str, int] = field(default_factory=dict)
+    feeder: Feeder
+    dims: Dims = field(default_factory=dict)
     tolerance: float = 1e-4
     note: str = ""
+    values: Mapping[str, int] = field(default_factory=dict)
+    fixed: Mapping[str, Sequence[int | str]] = field(default_factory=dict)
 
     def path(self, folder: Path) -> Path:
         """The model's file; a built one is written to `folder` unless it is there already."""
@@ -69,7 +75,8 @@ class ModelEntry:
 
     def shapes(self, **dims: int) -> dict[str, list[int]]:
         """The shape of every input, as `cuvil.compile` takes them to fix symbolic dimensions."""
-        return {name: list(array.shape) for name, array in self.inputs(0, **dims).items()}
+        feeds = self.inputs(0, **dims)
+        return {name: list(array.shape) for name, array in feeds.items() if name not in self.values}
 
 
 def image(rng: np.random.Generator, shape: tuple[int, int, int, int]) -> npt.NDArray[np.float32]:
@@ -86,4 +93,28 @@ def image(rng: np.random.Generator, shape: tuple[int, int, int, int]) -> npt.NDA
             fy, fx, phase = rng.normal(0, 12), rng.normal(0, 12), rng.uniform(0, 6.28)
             colour = rng.normal(0, 0.3, (channels, 1, 1))
             picture[index] += colour * np.sin(fy * y + fx * x + phase)
+    return np.clip(picture, -1, 1).astype(np.float32)
+
+
+def page(rng: np.random.Generator, shape: tuple[int, int, int, int]) -> npt.NDArray[np.float32]:
+    """Lines of dark scribbled characters on a light ground, in [-1, 1]; `shape` is [N, C, H, W].
+
+    A character is four strokes of two pixels' width, most of them upright or level.
+    """
+    count, _, height, width = shape
+    grey = np.ones((count, height, width))
+    size = max(8, min(24, height // 2))
+    for sheet in grey:
+        for top in range(size // 4, height - size, 2 * size):
+            left = size
+            while left + size < width - size // 2:
+                for _ in range(4):
+                    start, end = rng.integers(0, size, (2, 2)) + np.array([top, left])
+                    if rng.random() < 0.7:
+                        axis = rng.integers(2)
+                        end[axis] = start[axis]
+                    for y, x in np.linspace(start, end, 2 * size).round().astype(int):
+                        sheet[y : y + 2, x : x + 2] = -0.8
+                left += int(size * rng.choice([0.9, 1.1, 1.6]))
+    picture = grey[:, None] + 0.03 * rng.standard_normal(shape)
     return np.clip(picture, -1, 1).astype(np.float32)

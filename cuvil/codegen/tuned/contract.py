@@ -74,7 +74,7 @@ def build(
         return None
     parallel, body = built
     writes = tuple(v for v in group.members if v not in internal)
-    return finish(name, parallel, tuple(body), group, writes, "conv" if c.spatial else "gemm")
+    return finish(name, parallel, tuple(body), group, writes, storage, "conv" if c.spatial else "gemm")
 
 
 def member(c: Contraction, time: Expr, nest: Nest, tiles: Tiles) -> list[Stmt] | None:
@@ -256,8 +256,9 @@ class _Builder:
             rows.offsets, rows.count is not None, tuple(n for n, _ in loops), c.vectors, self.tiles.width,
             c.a.dtype, c.w.dtype, self.acc_type, c.dot, self._ahead(),
         )  # fmt: skip
-        a_at = tuple(self._logical(i, rows.at) for i in c.a.args)
-        w_at = tuple(self._logical(i, {**rows.at, c.column: panel * self.lanes}) for i in c.w.args)
+        start = {**rows.at, c.column: panel * self.lanes}
+        a_at = tuple(self._logical(i, start) for i in c.a.args)
+        w_at = tuple(self._logical(i, start) for i in c.w.args)
         arguments: list[Expr] = []
         if rows.count is not None and rows.last is not None:
             arguments += [self._row_step(rows.last), rows.count]
@@ -288,21 +289,22 @@ class _Builder:
         piece = E.const(0) if strip == self.lanes else E.var(self.lanes // strip, "q")
         start = panel * self.lanes + piece * strip
         stop: Expr = E.const(strip)
-        guard: Expr = E.const(True, "bool")
+        inside: Expr = E.const(True, "bool")
         total = static(columns)
-        if total is None or total % self.lanes:
-            if strip == block and stray_is_safe(
-                self.storage, self.group.members, self.nest.internal, self.group.anchor
-            ):
-                guard = E.lt(start, columns)
-            else:
-                stop = E.minimum(E.maximum(columns - start, 0), strip)
+        if total is None:
+            stop = E.minimum(E.maximum(columns - start, 0), strip)
         lane = E.var(stop, "l")
+        if total is not None and total % self.lanes:
+            members, inner = self.group.members, self.nest.internal
+            safe = strip == block and stray_is_safe(self.storage, members, inner, members[-1], self.c.value)
+            inside = E.lt(start if safe else start + lane, total)
         at = {**rows.at, **rows.indices(row), self.c.column: start + lane}
         indices = [self._logical(a, at) for a in self.d.axes]
-        body: Stmt = For(lane, stop, tuple(self._members(acc, row, piece * strip + lane, indices)), "simd")
-        if not guard.is_const:
-            body = If(guard, (body,))
+        each = lane in E.variables(inside)
+        stores = tuple(self._members(acc, row, piece * strip + lane, indices))
+        body: Stmt = For(lane, stop, (If(inside, stores),) if each else stores, "simd")
+        if not inside.is_const and not each:
+            body = If(inside, (body,))
         for v in (piece, row):
             if v.op == "var":
                 body = For(v, v.args[0], (body,))

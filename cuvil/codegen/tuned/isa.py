@@ -52,6 +52,11 @@ class Tiles:
             return choices[0]
         return min(choices, key=lambda v: (-(-columns // (v * self.width)) * v, choices.index(v)))
 
+    def grouped(self, preferred: int) -> tuple[int, ...]:
+        """Vectors in a row of the tile of a grouped convolution, among which its groups decide."""
+        per_block = max(BLOCK // self.width, 1)
+        return tuple(dict.fromkeys((preferred, per_block, *((2, 3, 1) if per_block == 1 else ()))))
+
     def rows(self, vectors: int) -> int:
         """Rows of a tile with so many vectors: what the registers hold beside the operands."""
         return max(1, min(MAX_ROWS, (self.registers - vectors - 1) // vectors))

@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from cuvil.codegen.tuned.isa import BLOCK
 from cuvil.ir import expr as E
-from cuvil.ir.primitives import Constant, Input, Map, Program, Reduce, Value, definition_loads, static
+from cuvil.ir.primitives import (
+    Constant,
+    Input,
+    Map,
+    Program,
+    Reduce,
+    Value,
+    definition_loads,
+    operands,
+    static,
+)
 from cuvil.schedule.fuse import is_contraction
 from cuvil.schedule.place import Placer, as_join, as_pad
 from cuvil.schedule.storage import Layout, Storage, blocked
@@ -21,9 +31,8 @@ def assign(program: Program, storage: Storage, placer: Placer) -> None:
     for value in program.values:
         if value not in outputs and value.scan is None and _wants(value, region):
             region.add(value)
-    for value in list(region):
-        if as_join(value) is not None and not _join_fits(value, region):
-            region.discard(value)
+    for value in region:
+        _keep_apart(program, storage, placer, value)
     for value in region:
         root = storage.root(value)
         if root in region:
@@ -48,12 +57,17 @@ def _wants(value: Value, region: set[Value]) -> bool:
     sources = [e for e in definition_loads(value) if not e.attr.is_constant]
     if as_join(value) is not None:
         return all(e.attr in region for e in sources)
-    big = [e for e in sources if e.attr.rank == value.rank and static(e.attr.shape[1]) == channels]
+    big = [e for e in sources if e.attr.rank == value.rank and (static(e.attr.shape[1]) or 0) >= channels]
     blocked_ones = [e for e in big if e.attr in region]
     if not blocked_ones:
         return False
-    in_step = all(e.args[0] is d.axes[0] and e.args[1] is d.axes[1] for e in blocked_ones)
-    return in_step or all(e.args[1] is d.axes[1] for e in big)
+    in_step = all(e.args[0] is d.axes[0] and _along(e, d.axes[1]) for e in blocked_ones)
+    return in_step or all(_along(e, d.axes[1]) for e in big)
+
+
+def _along(e: E.Expr, channel: E.Expr) -> bool:
+    """The load runs over the same channels, or a slice of them, that `channel` counts."""
+    return (e.args[1] - channel).is_const
 
 
 def _is_convolution(value: Value, d: Map | Reduce) -> bool:
@@ -65,16 +79,16 @@ def _is_convolution(value: Value, d: Map | Reduce) -> bool:
     return False
 
 
-def _join_fits(value: Value, region: set[Value]) -> bool:
-    """Every part of a concatenation starts at a whole block of channels."""
+def _keep_apart(program: Program, storage: Storage, placer: Placer, value: Value) -> None:
+    """The parts of a concatenation that a contraction also reads on its own, and that start in the middle
+    of a block, get memory of their own and are copied: tiles read whole blocks."""
     for part, axis, start in as_join(value) or ():
-        if part not in region:
-            return False
-        if axis == 1 and ((static(start) or 0) % BLOCK or (static(part.shape[1]) or 0) % BLOCK):
-            last = start + part.shape[1] is value.shape[1] and (static(start) or 0) % BLOCK == 0
-            if not last:
-                return False
-    return True
+        placed = storage.placements.get(part)
+        if axis != 1 or not (static(start) or 0) % BLOCK or placed is None or placed.host is not value:
+            continue
+        if any(is_contraction(v) and part in operands(v) for v in program.values):
+            del storage.placements[part]
+            placer.joins.setdefault(value, []).append((part, axis, start))
 
 
 def _pack_channel_weights(program: Program, storage: Storage, value: Value) -> None:

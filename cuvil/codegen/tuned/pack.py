@@ -2,7 +2,8 @@
 
 A contraction ``y[m..., n] = sum over k of a[m, k] * w[k, n]`` is recognised by which variables
 its two loads use, whatever operator it came from.  The operand that carries `n` is packed into
-panels (at compile time where it is constant), the other one is read as it lies.
+panels (at compile time where it is constant), the other one is read as it lies.  A grouped convolution
+becomes such a contraction panel by panel (`groups`).
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cuvil.codegen.tuned.groups import MAX_WASTE, Groups
+from cuvil.codegen.tuned.groups import find as find_groups
 from cuvil.codegen.tuned.isa import Tiles
 from cuvil.ir import evaluate
 from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr
 from cuvil.ir.primitives import Constant, Map, Program, Reduce, Value, static
-from cuvil.schedule.storage import Layout, Storage
+from cuvil.schedule.storage import Layout, Storage, coefficient
 
 
 @dataclass(eq=False)
@@ -26,9 +29,10 @@ class Contraction:
 
     Attributes:
         value: the Reduce.
-        a, w: the loads; `w` reads the packed panel ``[batch..., k..., n]``.
+        a, w: the loads; `w` reads the packed panel ``[batch..., k..., n]``, `a` at most the number of the
+            panel that `n` is in.
         panel: the packed value.
-        batch: output axes in both operands; `rows`: not in `w`; `column`: in `w` only.
+        batch: output axes in both operands; `rows`: not in `w`; `column`: the panels'.
         k: reduced variables, outermost first.
         vectors: vectors in a panel's row.
         spatial: the rows are a convolution's positions (tiles of pixels).
@@ -48,8 +52,21 @@ class Contraction:
     dot: bool
 
 
-def recognise(value: Value) -> tuple[Expr, Expr, list[Expr], list[Expr], Expr, list[Expr]] | None:
-    """(a, w, batch, rows, column, k) of a contraction that a tile can compute, or None."""
+@dataclass(frozen=True, eq=False)
+class _Match:
+    """What `recognise` finds: the parts of a `Contraction` before it is packed."""
+
+    a: Expr
+    w: Expr
+    batch: list[Expr]
+    rows: list[Expr]
+    column: Expr
+    k: list[Expr]
+    groups: Groups | None = None
+
+
+def recognise(value: Value) -> _Match | None:
+    """The parts of a contraction that a tile can compute, or None."""
     d = value.definition
     if not isinstance(d, Reduce) or d.op != "sum" or d.body.op != "mul":
         return None
@@ -62,15 +79,20 @@ def recognise(value: Value) -> tuple[Expr, Expr, list[Expr], list[Expr], Expr, l
         return None
     for a, w in ((factors[0], factors[1]), (factors[1], factors[0])):
         in_a, in_w = E.variables(*a.args), E.variables(*w.args)
-        columns = [x for x in axes if x in in_w and x not in in_a]
         rows = [x for x in axes if x not in in_w]
         batch = [x for x in axes if x in in_a and x in in_w]
         k = [r for r in reduced if r in in_a and r in in_w]
-        if len(columns) != 1 or len(k) != len(reduced):
+        if len(k) != len(reduced):
             continue
-        if any(x.op in ("load", "select", "floordiv", "mod") for i in (*a.args, *w.args) for x in E.walk(i)):
-            continue
-        return a, w, batch, rows, columns[0], k
+        if len(batch) == 1 and isinstance(w.attr.definition, Constant):
+            groups = find_groups(value, a, batch[0], k)
+            if groups is not None and [x for x in axes if x not in rows] == batch:
+                return _Match(a, w, [], rows, batch[0], k, groups)
+        columns = [x for x in axes if x in in_w and x not in in_a]
+        if len(columns) == 1 and not any(
+            x.op in ("load", "select", "floordiv", "mod") for i in (*a.args, *w.args) for x in E.walk(i)
+        ):
+            return _Match(a, w, batch, rows, columns[0], k)
     return None
 
 
@@ -97,10 +119,11 @@ def pack(program: Program, storage: Storage, value: Value, tiles: Tiles) -> Cont
     """Recognise a contraction and give its second operand the layout a tile reads; changes the
     program: the panel is a value of its own before `value`."""
     found = recognise(value)
-    if found is None:
+    d = value.definition
+    if found is None or not isinstance(d, Reduce):
         return None
-    a, w, batch, rows, column, k = found
-    types = (a.dtype, w.dtype, value.definition.body.dtype)  # type: ignore[union-attr]
+    a, w, rows, column, k = found.a, found.w, found.rows, found.column, found.k
+    types = (a.dtype, w.dtype, d.body.dtype)
     if types not in (
         ("float32", "float32", "float32"),
         ("uint8", "int8", "int32"),
@@ -112,32 +135,48 @@ def pack(program: Program, storage: Storage, value: Value, tiles: Tiles) -> Cont
     columns = static(column.args[0])
     if columns is None and not constant and spatial:
         return None
-    work = [static(r.args[0]) for r in k]
     if columns is not None and columns < (2 if constant else 4):
         return None
+    vectors = tiles.vectors(columns, spatial, _product(rows))
+    factor: Expr = w
+    groups = found.groups
+    if constant and groups is None and not found.batch and _starts_within_block(storage, a):
+        groups = find_groups(value, a, column, k)
+    if groups is not None:
+        align = storage.layout(storage.root(a.attr)).block
+        waste = {v: groups.waste(v * tiles.width, align) for v in tiles.grouped(vectors)}
+        vectors = min(waste, key=lambda v: waste[v])
+        if waste[vectors] > MAX_WASTE:
+            return None
+        inner, a, factor = groups.dense(a, w, vectors * tiles.width, align)
+        k = [inner if r is groups.channel else r for r in k]
+        d = Reduce(d.axes, tuple(inner if r is groups.channel else r for r in d.reduced), d.op, d.body)
     order = _k_order(storage, a, k)
     block = block_of(storage, a, order[-1])
     steps = {r: step(storage, a, r) for r in (*rows, *k) if not (block and r is order[-1])}
     if any(s is None for s in steps.values()):
         return None
-    count = 1
-    for n in work:
-        count *= n or 256
-    if not constant and (value.scan is not None or (not batch and (_product(rows) or 64) < 4)):
+    if not constant and (value.scan is not None or (not found.batch and (_product(rows) or 64) < 4)):
         return None
-    inner = static(order[-1].args[0])
+    size = static(order[-1].args[0])
     together = bool(block) or static(steps[order[-1]] or 0) == 1
     dot = tiles.dot and types[:2] == ("uint8", "int8") and together
-    if dot and (inner is None or (inner % 4 and not block)):
+    if dot and (size is None or (size % 4 and not block)):
         dot = False
-    vectors = tiles.vectors(columns, spatial, _product(rows))
-    panel = _panel(program, storage, value, w, batch, order, column, vectors * tiles.width, dot, block)
-    new_w = E.load(panel, [*batch, *order, column])
-    d = value.definition
-    assert isinstance(d, Reduce)
+    panel = _panel(
+        program, storage, value, factor, found.batch, order, column, vectors * tiles.width, dot, block
+    )
+    new_w = E.load(panel, [*found.batch, *order, column])
     to = d.body.dtype
     value.definition = Reduce(d.axes, d.reduced, d.op, E.cast(a, to) * E.cast(new_w, to))
-    return Contraction(value, a, new_w, panel, batch, rows, column, order, vectors, spatial, dot)
+    return Contraction(value, a, new_w, panel, found.batch, rows, column, order, vectors, spatial, dot)
+
+
+def _starts_within_block(storage: Storage, a: Expr) -> bool:
+    """The load starts in the middle of a block of channels of a value that is stored whole."""
+    layout = storage.layout(a.attr)
+    axis = layout.blocked_axis
+    return axis >= 0 and a.attr is storage.root(a.attr) and E.linear(a.args[axis])[0] % layout.block > 0
 
 
 def _product(variables: Sequence[Expr]) -> int | None:
@@ -160,11 +199,15 @@ def _is_window(a: Expr, rows: Sequence[Expr], k: Sequence[Expr]) -> bool:
 
 
 def block_of(storage: Storage, a: Expr, variable: Expr) -> int:
-    """The block size where `variable` runs along the blocked axis of `a`'s memory, else 0."""
+    """The block size where `variable` runs along the blocked axis of `a`'s memory from the start of a
+    block on, else 0."""
     root, at = storage.resolve(a.attr, a.args)
     layout = storage.layout(root)
     axis = layout.blocked_axis
-    return layout.block if axis >= 0 and at[axis] is variable else 0
+    if axis < 0 or coefficient(at[axis], variable) != 1:
+        return 0
+    constant, terms = E.linear(at[axis] - variable)
+    return layout.block if all(n % layout.block == 0 for n in (constant, *terms.values())) else 0
 
 
 def _k_order(storage: Storage, a: Expr, k: Sequence[Expr]) -> list[Expr]:
@@ -198,7 +241,8 @@ def _panel(
     body = E.substitute(w, dict(zip(order, fresh)))
     shape = tuple(v.args[0] for v in order)
     panel = Value(f"{value.name}.panel", w.dtype, shape, Map(tuple(fresh), body), origin=value.origin)
-    if isinstance(w.attr.definition, Constant) and all(static(s) is not None for s in shape):
+    known = all(e.attr.is_constant for e in E.loads(w))
+    if known and all(static(s) is not None for s in shape):
         panel.definition = Constant(np.asarray(evaluate.value(panel, lambda v: v.array)))
     n = len(order) - 1
     dims: list[tuple[int, int, int]] = [(i, 1, 0) for i in range(len(batch))]
