@@ -5,6 +5,9 @@ An instance is a CSV file with the columns ``id,lower,upper,size``: a buffer of 
 for hardware-accelerated machine learning", ASPLOS 2023) have a capacity of 1048576 bytes.  Each is packed
 until it fits, and written with an ``offset`` column, which is checked pair by pair.  The lower bound is
 the largest sum of sizes alive at once.
+
+With ``--models`` the table is of the plans of models, with sizes as in the zoo's inputs and the layouts of a
+CPU with AVX-512; the gap between plan and lower bound is shown.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import datetime
 import io
 import platform
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,15 +26,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from zoo.entry import ModelEntry, Unavailable
+from zoo.registry import MODELS, find
 
 from benchmarks.latency import machine
 from cuvil import fsio
+from cuvil.codegen.tuned import claims
 from cuvil.errors import CuvilError
+from cuvil.frontend.importer import import_model
+from cuvil.ir import expr
+from cuvil.rewrite import integer, simplify
 from cuvil.schedule import packing
+from cuvil.schedule.lower import lower
+from cuvil.schedule.plan import schedule
 
 COLUMNS = ("id", "lower", "upper", "size")
 BUDGET = 100_000_000
 """Visits of the search for one instance; a model's plan has fewer (`cuvil.schedule.packing.BUDGET`)."""
+
+DEVICE = {"arch": "x86_64", "vector_bits": 512, "vector_registers": 32, "dot_i8": True}
+"""What the models are planned for."""
 
 Row = dict[str, Any]
 
@@ -108,6 +123,55 @@ def solve(path: Path, capacity: int, output: Path) -> Row:
     }
 
 
+def plan_of(entry: ModelEntry, folder: Path) -> Row:
+    """The lower bound and the height of a model's plan; `folder` receives the model.
+
+    Raises:
+        Unavailable: the model cannot be had.
+        CuvilError: it cannot be compiled.
+    """
+    shapes = {name: list(array.shape) for name, array in entry.inputs(0).items()}
+    with expr.fresh():
+        graph = import_model(entry.path(folder), shapes)
+        simplify.simplify(graph)
+        integer.rewrite(graph)
+        found = schedule(lower(graph), claims.for_device(DEVICE))
+        height = expr.evaluate(found.arena_bytes, dict.fromkeys(found.program.symbols, 1))
+        return {
+            "model": entry.name,
+            "values": len(found.arena),
+            "lower_bound": found.lower_bound,
+            "height": height,
+        }
+
+
+def model_rows(entries: Sequence[ModelEntry]) -> list[Row]:
+    """A row a model; of one that is not to be had or not to be compiled, the reason."""
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for entry in entries:
+            try:
+                rows.append(plan_of(entry, Path(folder)))
+            except (Unavailable, CuvilError) as reason:
+                rows.append({"model": entry.name, "skipped": str(reason)})
+    return rows
+
+
+def models_markdown(rows: Sequence[Row]) -> str:
+    """The plans of models as a Markdown table, and how many reach their bound."""
+    lines = ["| model | values | lower bound | height | gap |", "|---|---|---|---|---|"]
+    planned = [r for r in rows if "height" in r]
+    for r in rows:
+        if "skipped" in r:
+            lines.append(f"| {r['model']} | skipped: {' '.join(r['skipped'].replace('|', '/').split())} | | | |")
+            continue
+        gap = r["height"] - r["lower_bound"]
+        lines.append(f"| {r['model']} | {r['values']} | {r['lower_bound']} | {r['height']} | {gap} |")
+    reached = sum(r["height"] == r["lower_bound"] for r in planned)
+    lines.append(f"\n{reached} of {len(planned)} plans reach their lower bound.")
+    return "\n".join(lines)
+
+
 def markdown(rows: Sequence[Row]) -> str:
     """The results as a Markdown table, one row an instance, and the sum of the times."""
     lines = ["| file | buffers | lower bound | height | fits | seconds |", "|---|---|---|---|---|---|"]
@@ -125,11 +189,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     parser = argparse.ArgumentParser("python -m benchmarks.memory_plan", description=__doc__.split("\n\n")[0])
     add = parser.add_argument
-    add("files", nargs="+", type=Path, metavar="FILE.csv")
+    add("files", nargs="*", type=Path, metavar="FILE.csv")
     add("--capacity", type=int, default=1 << 20, metavar="BYTES", help="default 1048576")
-    add("--output", type=Path, required=True, metavar="DIR", help="for the files with an offset column")
+    add("--output", type=Path, metavar="DIR", help="for the files with an offset column")
+    add("--models", metavar="A,B", help="names from the zoo or paths to .onnx files; 'all': the whole zoo")
     add("--record", type=Path, metavar="FILE.json", help="write all figures there")
     options = parser.parse_args(arguments)
+    if not options.files and not options.models:
+        parser.error("nothing to do: give files or --models")
+    if options.files and not options.output:
+        parser.error("--output is needed with files")
     report: Row = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": ["python", "-m", "benchmarks.memory_plan", *arguments],
@@ -138,14 +207,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "capacity": options.capacity,
     }
     try:
-        options.output.mkdir(parents=True, exist_ok=True)
+        names = options.models.split(",") if options.models else []
+        entries = list(MODELS.values()) if names == ["all"] else [find(name) for name in names]
         rows = [solve(path, options.capacity, options.output) for path in options.files]
+    except KeyError as error:
+        parser.error(error.args[0])
     except (CuvilError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    plans = model_rows(entries)
     if options.record:
-        fsio.write_json(options.record, {**report, "results": rows})
-    print(markdown(rows))
+        fsio.write_json(options.record, {**report, "results": rows, "models": plans})
+    tables = [markdown(rows)] if rows else []
+    tables += [models_markdown(plans)] if plans else []
+    print("\n\n".join(tables))
     return 0 if all(r["fits"] for r in rows) else 1
 
 

@@ -71,8 +71,10 @@ def render(
         for t in (*segment["inputs"], *segment["outputs"]):
             made = tensors.setdefault(t["name"], dict(t))
             if t["text"] and made["shape"][-1] != t["shape"][-1]:
-                raise CuvilError("strings of another capacity than an input's cannot pass between devices",
-                                 f"tensor '{t['name']}'")
+                raise CuvilError(
+                    "strings of another capacity than an input's cannot pass between devices",
+                    f"tensor '{t['name']}'",
+                )
     for name in inputs:
         dtype, shape = declared[name]["dtype"], declared[name]["shape"]
         text = dtype == "string"

@@ -58,7 +58,7 @@ def _lowered(
             return builder.text_input(name, shape)
         return builder.input(name, kind.dtype, shape)
 
-    def subgraph(inner: Graph) -> list[Value]:
+    def subgraph(inner: Graph, inputs: Sequence[Value] = ()) -> list[Value]:
         raise AssertionError(inner.name)
 
     made = lower_node(builder, node, [value(name) for name in node.inputs], opset, subgraph, {})

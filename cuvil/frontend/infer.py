@@ -32,6 +32,9 @@ LIKE_INPUT = frozenset(("GroupNormalization", "MeanVarianceNormalization"))
 """Operators whose result has the type of their first input and that onnx cannot infer."""
 
 _PASSES = 8
+"""Most passes of onnx's inference; one more for each node that it does not know, which may stand before
+what it does know."""
+
 _GENERATED = re.compile(r"unk__\d+")
 
 
@@ -58,7 +61,8 @@ def infer_types(graph: Graph) -> None:
     for inner in walk(graph):
         inferable = {name for node in inner.nodes if not node.domain for name in node.outputs}
         inner.types = {name: known for name, known in inner.types.items() if name not in inferable}
-    for number in range(_PASSES):
+    foreign = sum(bool(node.domain) for inner in walk(graph) for node in inner.nodes)
+    for number in range(_PASSES + foreign):
         merger = _Merger(graph)
         for inner, found, said in zip(walk(graph), _run(graph), stated):
             inner.types = merger.merge_all(inner, found, said, strict=inner is graph)

@@ -130,9 +130,10 @@ LAST_LETTER = 0x1FFFF
 """No letter with another case comes after it in Unicode."""
 
 
-def changed(string: str, upper: bool) -> str:
-    """`string` in upper or lower case; a letter whose other case is several letters stays."""
-    return "".join(_other(character, upper) for character in string)
+def changed(string: str, upper: bool, ascii_only: bool = False) -> str:
+    """`string` in upper or lower case; a letter whose other case is several letters stays, and with
+    `ascii_only` every letter beyond ASCII."""
+    return "".join(c if ascii_only and not c.isascii() else _other(c, upper) for c in string)
 
 
 def _other(character: str, upper: bool) -> str:
@@ -158,11 +159,24 @@ def _tables(upper: bool) -> tuple[np.ndarray, np.ndarray]:
     return pages, rows
 
 
-def change_case(b: Builder, x: Value, upper: bool) -> Value:
-    """The string tensor `x` in upper or lower case.
+def change_case(b: Builder, x: Value, upper: bool, ascii_only: bool = False) -> Value:
+    """The string tensor `x` in upper or lower case, with `ascii_only` letters beyond ASCII as they are."""
+    return _ascii_case(b, x, upper) if ascii_only else _unicode_case(b, x, upper)
 
-    Its elements may be half as long again: some letters of two bytes have another case of three.
-    """
+
+def _ascii_case(b: Builder, x: Value, upper: bool) -> Value:
+    first = ord("a") if upper else ord("A")
+
+    def body(*i: Expr) -> Expr:
+        code = x[i]
+        other = E.binary("bxor", code, E.const(0x20, "uint8"))
+        return E.select(E.le(first, code) & E.le(code, first + 25), other, code)
+
+    return strings(b, x.shape[:-1], capacity(x), body)
+
+
+def _unicode_case(b: Builder, x: Value, upper: bool) -> Value:
+    """Elements may be half as long again: some letters of two bytes have another case of three."""
     page_rows, differences = _tables(upper)
     pages, rows = b.constant(page_rows), b.constant(differences)
     width = capacity(x) + capacity(x) // 2

@@ -142,11 +142,3 @@ def _by_bisection(c: Context, keys: Array, values: Array, other: Expr) -> Value:
         return [low.declaration, *each(x.shape, element)]
 
     return b.opaque([x, known, found], [(other.dtype, x.shape)], body)[0]
-
-
-@lowering("ZipMap", "DictVectorizer", "CastMap", domain=DOMAIN)
-def refused(c: Context) -> Value:
-    """Not supported: maps."""
-    if c.node.op == "ZipMap":
-        raise c.unsupported("it makes a sequence of maps; export with zipmap=False, or use its input")
-    raise c.unsupported("its input is a map; inputs must be tensors")

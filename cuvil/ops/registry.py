@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -14,9 +14,13 @@ from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr, Operand
 from cuvil.ir.graph import Graph, Node, TensorType
 from cuvil.ir.primitives import Builder, Value, depends_on_data, static
+from cuvil.ops.left_out import LEFT_OUT
 
-Subgraph = Callable[[Graph], list[Value]]
-"""Lowers a graph inside of the node being lowered and returns the values of its outputs."""
+class Subgraph(Protocol):
+    """Lowers a graph inside of the node being lowered, with `inputs` as the values of its inputs, and
+    returns the values of its outputs."""
+
+    def __call__(self, graph: Graph, inputs: Sequence[Value] = ()) -> list[Value]: ...
 
 
 @dataclass(frozen=True)
@@ -192,7 +196,9 @@ def lower_node(
     if operator is None:
         domain = f" of domain '{node.domain}'" if node.domain else ""
         kind = " on strings" if strings else ""
-        raise UnsupportedError(f"operator {node.op}{domain} is not supported{kind}", node.where)
+        reason = LEFT_OUT.get((node.domain, node.op))
+        why = f": {reason}" if reason else ""
+        raise UnsupportedError(f"operator {node.op}{domain} is not supported{kind}{why}", node.where)
     b.origin = (node.name or node.outputs[0],)
     try:
         made = operator.lower(Context(b, node, inputs, opset, subgraph, types))

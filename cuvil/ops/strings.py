@@ -146,8 +146,8 @@ SPACES = (
 def normalizer(c: Context) -> Value:
     """The strings [C] or [1, C] without stop words, in another case.
 
-    As in onnxruntime stop words are compared in the case asked for, in lower case where none is, and an
-    element is dropped where the whole of it is one.
+    As in onnxruntime stop words are compared in the case asked for, in lower case where none is, an element
+    is dropped where the whole of it is one, and the locale C knows letters of ASCII only.
     """
     x = _string(c)
     action, language = c.attr("case_change_action", "NONE"), c.attr("locale", "en_US")
@@ -157,14 +157,14 @@ def normalizer(c: Context) -> Value:
         raise c.unsupported(f"locale {language!r} is not supported; en_US and C are")
     if x.rank - 1 not in (1, 2) or (x.rank == 3 and static(x.shape[0]) != 1):
         raise c.error("the input must have shape [C] or [1, C]")
-    upper = action == "UPPER"
-    y = x if action == "NONE" else change_case(c.b, x, upper)
+    upper, ascii_only = action == "UPPER", language in ("", "C")
+    y = x if action == "NONE" else change_case(c.b, x, upper, ascii_only)
     compared, words = x, list(c.attr("stopwords") or [])
     if not words:
         return y
     if not c.attr("is_case_sensitive", 0):
-        compared = change_case(c.b, x, upper) if action == "NONE" else y
-        words = [changed(word, upper) for word in words]
+        compared = change_case(c.b, x, upper, ascii_only) if action == "NONE" else y
+        words = [changed(word, upper, ascii_only) for word in words]
     stops = find(c.b, compared, words)
     size = x.shape[-2]
     head = [E.const(0)] * (x.rank - 2)

@@ -82,6 +82,8 @@ class ForeignRunner:
         self.emulated = bool(emulators.command(self.machine))
         self._out, self._progress = out, progress
         self._info: dict[str, Any] = json.loads(out.interface["json"].read_text(encoding="utf-8"))
+        if any(t["dtype"] == "string" for t in (*self._info["inputs"], *self._info["outputs"])):
+            raise CuvilError("models with strings can only be run on this machine itself", out.model)
 
     def run(self, batches: Sequence[Arrays]) -> tuple[list[list[np.ndarray]], list[float]]:
         """The outputs of each batch, and the seconds that each took.

@@ -61,11 +61,15 @@ def read(path: Path, inputs: Sequence[Mapping[str, Any]]) -> Samples:
 
 
 def random(inputs: Sequence[Mapping[str, Any]]) -> Samples:
-    """One sample: normal floats, and zeros for other types, which may be indices; open sizes are 1."""
+    """One sample: normal floats, empty strings, and zeros for other types, which may be indices; open sizes
+    are 1."""
     generator = np.random.default_rng(0)
     arrays: Arrays = {}
     for t in inputs:
         shape = tuple(d if isinstance(d, int) else 1 for d in t["shape"])
+        if t["dtype"] == "string":
+            arrays[t["name"]] = np.full(shape, "", object)
+            continue
         floating = t["dtype"].startswith("float")
         values = generator.standard_normal(shape) if floating else np.zeros(shape)
         arrays[t["name"]] = values.astype(t["dtype"])

@@ -34,7 +34,7 @@ def block_rows(storage: Storage, internal: set[Value], group: Group) -> tuple[li
             internal.difference_update([v] if size > budget else [])
             budget -= size if v in internal else 0
     outer = [E.const(0) if static(s) == 1 else E.var(s) for s in group.anchor.shape[:axis]]
-    number: Expr = E.const(0) if channels <= block else E.var(-(-channels // block), "b")
+    number: Expr = E.const(0) if channels <= block else E.var(-(-channels // block), "n")
     body: list[Stmt] = []
     full, last = divmod(channels, block)
     if full:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import cuvil.ops  # noqa: F401  (fills the registry)
 from cuvil.errors import ModelError, UnsupportedError
 from cuvil.ir import expr as E
@@ -47,9 +49,9 @@ def lower(graph: Graph) -> Program:
 def lower_nodes(graph: Graph, builder: Builder, env: dict[str, Value | None]) -> None:
     """Lower the nodes of `graph` in order, reading and extending `env`."""
 
-    def subgraph(inner: Graph) -> list[Value]:
+    def subgraph(inner: Graph, inputs: Sequence[Value] = ()) -> list[Value]:
         """The outputs of a graph inside of a node, which sees the values around it."""
-        inside = dict(env)
+        inside = {**env, **dict(zip(inner.inputs, inputs))}
         inside.update((name, builder.constant(array, name)) for name, array in inner.constants.items())
         lower_nodes(inner, builder, inside)
         results = [inside.get(name) for name in inner.outputs]

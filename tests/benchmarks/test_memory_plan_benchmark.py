@@ -81,9 +81,28 @@ def test_missing_file_is_an_error_of_one_line(tmp_path: Path, capsys: pytest.Cap
     assert capsys.readouterr().err.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", ["A", "B", "C", "F", "G", "H", "K"])
+def test_plans_of_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = tmp_path / "record.json"
+    assert memory_plan.main(["--models", "ds_cnn,mlp", "--record", str(record)]) == 0
+    printed = capsys.readouterr().out
+    rows = json.loads(record.read_text())["models"]
+    assert [row["model"] for row in rows] == ["ds_cnn", "mlp"]
+    for row in rows:
+        assert row["values"] > 0 and row["height"] == row["lower_bound"] > 0
+        assert f"| {row['model']} | {row['values']} | {row['lower_bound']} | {row['height']} | 0 |" in printed
+    assert "2 of 2 plans reach" in printed
+
+
+@pytest.mark.parametrize("arguments", [[], ["a.csv"], ["--models", "no_such_model"]])
+def test_wrong_arguments(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as status:
+        memory_plan.main(arguments)
+    assert status.value.code == 2
+    assert "error:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", list("ABCDEFGHIJK"))
 def test_public_instances_fit(name: str, tmp_path: Path) -> None:
-    """The faster ones of eleven."""
     path = DATA / "minimalloc" / f"{name}.1048576.csv"
     if not path.is_file():
         pytest.skip(f"{path.name} is not there")

@@ -14,6 +14,11 @@ from onnx import TensorProto, helper
 
 import cuvil
 from cuvil.codegen.names import Namer, comment, identifier, model_name
+from cuvil.codegen.program import Part, render
+from cuvil.frontend.importer import canonicalize
+from cuvil.frontend.onnx_reader import graph_from_proto
+from cuvil.schedule.lower import lower
+from cuvil.schedule.plan import schedule
 from cuvil.toolchain import symbols
 
 NASTY = [
@@ -123,6 +128,26 @@ def test_nasty_names_inside_branches(tmp_path: Path) -> None:
     assert session.run(None, {"c": np.array(True), "x": x})[0].tolist() == (sign * x).tolist()
     assert session.run(None, {"c": np.array(False), "x": x})[0].tolist() == [1, 0, 3]
     assert_no_trace(tmp_path / "out" / "codegen")
+
+
+def test_texts_of_a_model_are_numbers_in_the_code(tmp_path: Path) -> None:
+    """String constants, which the code compares with an input."""
+    texts = [n for n in NASTY if n.isprintable() and len(n) < 100]
+    nodes = [
+        helper.make_node("StringConcat", ["x", "c"], ["t"]),
+        helper.make_node("Equal", ["t", "c"], ["y"]),
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.STRING, [len(texts)])
+    y = helper.make_tensor_value_info("y", TensorProto.BOOL, [len(texts)])
+    constant = helper.make_tensor("c", TensorProto.STRING, [len(texts)], [t.encode() for t in texts])
+    graph = helper.make_graph(nodes, "g", [x], [y], [constant])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    imported = graph_from_proto(model)
+    canonicalize(imported)
+    source = render([Part(schedule(lower(imported)), "m")], "m").source
+    assert source.isascii()
+    for text in ("evil", "9lives", "../etc"):
+        assert any(text in t for t in texts) and text not in source
 
 
 def test_header_is_valid_c_and_cpp(tmp_path: Path) -> None:

@@ -87,3 +87,17 @@ def test_chain_into_standard_operators() -> None:
     assert {v: known.types[v] for v in shapes} == {v: TensorType("float32", s) for v, s in shapes.items()}
     again = graph_from_proto(to_proto(known))
     assert again.types == known.types
+
+
+def test_long_alternation() -> None:
+    """Each Scaler is known only once onnx has inferred the Transpose before it."""
+    nodes = []
+    for k in range(12):
+        nodes.append(helper.make_node("Scaler", [f"x{k}"], [f"a{k}"], domain=ML, offset=[0.5], scale=[2.0]))
+        nodes.append(helper.make_node("Transpose", [f"a{k}"], [f"x{k + 1}"]))
+    x = helper.make_tensor_value_info("x0", TensorProto.FLOAT, ["n", 4])
+    graph = helper.make_graph(nodes, "g", [x], [onnx.ValueInfoProto(name="x12")])
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid(ML, 3)]
+    known = graph_from_proto(helper.make_model(graph, opset_imports=opsets))
+    assert known.types["a11"] == TensorType("float32", (4, "n"))
+    assert known.types["x12"] == TensorType("float32", ("n", 4))

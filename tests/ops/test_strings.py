@@ -113,6 +113,8 @@ AGAINST_RUNTIME: dict[str, Case] = {
     "lower without exact stop words": normalizer(
         stopwords=["Foo", "x"], case_change_action="LOWER", is_case_sensitive=1
     ),
+    "ASCII": case(node("StringNormalizer", "x", locale="C", case_change_action="UPPER"), NAMES),
+    "ASCII stop words": case(node("StringNormalizer", "x", locale="C", stopwords=["FOO", "É"]), NAMES),
     "nothing left": normalizer(words("a", "A"), stopwords=["a"]),
     "a row": fixed(normalizer(NAMES[:3].reshape(1, 3), stopwords=["foo"])),
     "regex": case(node("RegexFullMatch", "x", pattern=r"(?i)\pL*b?[é-本]?|e{64}"), GRID),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import onnx
 import pytest
 from onnx import defs, helper
 
-from cuvil import commands
+from cuvil import cli
 from cuvil.codegen.program import Part, render
 from cuvil.errors import CuvilError
 from cuvil.frontend import catalogue
@@ -37,11 +38,21 @@ def test_every_operator_of_the_standard_is_in_one_table() -> None:
     assert supported | set(LEFT_OUT) >= standard() >= set(LEFT_OUT)
 
 
-def test_document_is_up_to_date() -> None:
+def test_document_is_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
     if f"for onnx {onnx.__version__} " not in text:
         pytest.skip("the document was made with another onnx")
-    assert text == markdown(commands.operators()) + "\n", "run: cuvil operators > docs/operators.md"
+    assert cli.main(["operators"]) == 0
+    assert text == capsys.readouterr().out, "run: cuvil operators > docs/operators.md"
+
+
+def test_json_has_what_the_document_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["operators", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {"domain": "", "name": "ImageDecoder", "reason": LEFT_OUT["", "ImageDecoder"]} in found["left_out"]
+    relu = next(e for e in found["operators"] if (e["domain"], e["name"]) == ("", "Relu"))
+    assert relu["versions"] == [1, 6, 13, 14] and "int8" in relu["types"]["T"]
+    assert found["opset"] == defs.onnx_opset_version()
 
 
 def entry(name: str) -> catalogue.Entry:
@@ -142,3 +153,16 @@ def test_types_are_those_that_are_lowered() -> None:
         tried += bool(possible)
     assert not wrong
     assert tried > 70
+
+
+def test_the_error_of_what_is_left_out_says_why() -> None:
+    node = helper.make_node("ImageDecoder", ["x"], ["y"], name="n")
+    x = helper.make_tensor_value_info("x", onnx.TensorProto.UINT8, [9])
+    y = helper.make_tensor_value_info("y", onnx.TensorProto.UINT8, [2, 2, 3])
+    graph = helper.make_graph([node], "g", [x], [y])
+    imported = graph_from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]))
+    canonicalize(imported)
+    with pytest.raises(CuvilError) as caught:
+        lower(imported)
+    reason = "an image codec; decode before inference"
+    assert str(caught.value) == f"node 'n' (ImageDecoder): operator ImageDecoder is not supported: {reason}"

@@ -76,9 +76,61 @@ def test_symbolic_slots_are_shared_in_turn() -> None:
     assert E.evaluate(arena.size, {"N": 1000}) == 2 * aligned(4000)
 
 
+def test_multiples_of_one_size_are_packed_like_known_sizes() -> None:
+    """Slots would take 6400 + 6400 + 640 bytes for each of N."""
+    n = E.sym("N")
+    sizes = [(640, 0, 1), (6400, 1, 2), (5760, 2, 3), (640, 2, 4), (6400, 4, 5)]
+    requests = [request(n * k, first, last) for k, first, last in sizes]
+    arena = plan([*requests, request(100, 0, 5)])
+    for value in (0, 1, 3, 1000):
+        apart([*requests, request(100, 0, 5)], arena, N=value)
+        assert E.evaluate(arena.size, {"N": value}) == aligned(100) + 12800 * value
+    assert arena.lower_bound == aligned(100)
+
+
+def test_small_multiples_stay_in_slots() -> None:
+    """4 bytes a sample: 64 for each sample would align them, which is 16 times as much."""
+    n = E.sym("N")
+    requests = [request(n * 4, 0, 1), request(n * 8, 1, 2), request(n * 4, 2, 3)]
+    arena = plan(requests)
+    apart(requests, arena, N=1001)
+    assert E.evaluate(arena.size, {"N": 1001}) == aligned(8 * 1001) + aligned(4 * 1001)
+
+
+def test_search_closes_what_greedy_orders_leave_open() -> None:
+    """A layout without a hole, cut at random: the bound is reached, the same way every time."""
+    rng = np.random.default_rng(7)
+    whole = [(0, 256, 0, 48)]
+    while len(whole) < 90:
+        low, high, first, end = whole.pop(int(rng.integers(len(whole))))
+        if rng.random() < 0.5 and high - low > 1:
+            at = int(rng.integers(low + 1, high))
+            whole += [(low, at, first, end), (at, high, first, end)]
+        elif end - first > 1:
+            at = int(rng.integers(first + 1, end))
+            whole += [(low, high, first, at), (low, high, at, end)]
+        else:
+            whole.append((low, high, first, end))
+    requests = [request((high - low) * 64 - 3, first, end - 1) for low, high, first, end in whole]
+    arena = plan(requests)
+    apart(requests, arena)
+    assert E.evaluate(arena.size, {}) == arena.lower_bound == 256 * 64
+    assert plan(requests) == arena
+
+
 def test_empty_and_nothing() -> None:
     assert E.evaluate(plan([]).size, {}) == 0 == plan([]).lower_bound
     assert E.evaluate(plan([request(0, 0, 5), request(0, 0, 5)]).size, {}) == 0
+
+
+def test_optimum_may_lie_above_the_lower_bound() -> None:
+    """(size / 64, first, last): 8 units are alive at once; that 9 are needed shows exhaustive search in
+    test_packing.py.  The arena then tells the gap."""
+    lives = [(2, 3, 4), (2, 3, 7), (1, 1, 5), (2, 7, 8), (1, 5, 6), (2, 6, 8), (3, 1, 2), (3, 2, 6)]
+    requests = [request(64 * n, first, last) for n, first, last in [*lives, (2, 8, 8), (2, 7, 8)]]
+    arena = plan(requests)
+    apart(requests, arena)
+    assert (arena.lower_bound, E.evaluate(arena.size, {})) == (8 * 64, 9 * 64)
 
 
 def test_too_much_is_refused() -> None:

@@ -113,7 +113,8 @@ class _Builder:
         panels = E.var(E.floordiv(self.c.column.args[0] + (self.lanes - 1), self.lanes), "n")
         panel: Expr = E.const(0) if static(panels.args[0]) == 1 else panels
         outer, choices = self._row_tiles()
-        parallel = [*self.c.batch, *outer, *([panel] if panel.op == "var" else [])]
+        numbers = [panel] if panel.op == "var" else []
+        parallel = [*self.c.batch, *(numbers + outer if self._panels_first() else outer + numbers)]
         body: list[Stmt] = []
         for rows in choices:
             inner = self._tile(panel, rows, loops)
@@ -128,6 +129,13 @@ class _Builder:
         if len(choices) == 1 and choices[0].number.op == "var":
             parallel.append(choices[0].number)
         return tuple(parallel), body
+
+    def _panels_first(self) -> bool:
+        """Go through all rows with one panel rather than through all panels with one row: where the
+        packed operand is larger than what is read, it is the one to read from memory once."""
+        packed = static(self.storage.elements(self.c.panel))
+        read = static(E.product(self.c.a.attr.shape))
+        return packed is not None and read is not None and packed > read
 
     # --- rows ---
 
@@ -284,7 +292,7 @@ class _Builder:
         columns = self.c.column.args[0]
         count = len(rows.offsets) if rows.count is None else rows.count
         row = E.const(0) if len(rows.offsets) == 1 else E.var(count, "p")
-        block = self.storage.layout(self.storage.root(self.group.anchor)).block
+        block = block_of(self.storage, E.load(self.group.anchor, self.d.axes), self.c.column)
         strip = block if block > 1 and self.lanes % block == 0 else self.lanes
         piece = E.const(0) if strip == self.lanes else E.var(self.lanes // strip, "q")
         start = panel * self.lanes + piece * strip
