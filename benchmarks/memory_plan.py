@@ -163,7 +163,8 @@ def models_markdown(rows: Sequence[Row]) -> str:
     planned = [r for r in rows if "height" in r]
     for r in rows:
         if "skipped" in r:
-            lines.append(f"| {r['model']} | skipped: {' '.join(r['skipped'].replace('|', '/').split())} | | | |")
+            reason = " ".join(r["skipped"].replace("|", "/").split())
+            lines.append(f"| {r['model']} | skipped: {reason} | | | |")
             continue
         gap = r["height"] - r["lower_bound"]
         lines.append(f"| {r['model']} | {r['values']} | {r['lower_bound']} | {r['height']} | {gap} |")

@@ -226,8 +226,9 @@ class _Writer:
     def _describe(self, role: str, name: str, identifier_: str) -> str:
         t = self.tensors[name]
         shape = ", ".join(comment(str(n)) for n in t["symbolic_shape"])
-        kind = "UTF-8 padded with NUL, the last size is the bytes of a string," if t["text"] else t["dtype"]
-        lines = [f"/* {role} {identifier_} ('{comment(name)}'): {kind} [{shape}] */"]
+        text = ("UTF-8, padded with NUL,", ", a string's bytes last")
+        kind, note = text if t["text"] else (t["dtype"], "")
+        lines = [f"/* {role} {identifier_} ('{comment(name)}'): {kind} [{shape}]{note} */"]
         if all(isinstance(n, int) for n in t["shape"]):
             count = 1
             for n in t["shape"]:

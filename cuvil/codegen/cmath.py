@@ -93,9 +93,22 @@ static inline float cv_tanh_f32(float x) { /* 2 ulp */
     return a > 0.625f ? far : near;
 }
 """),
-    "sigmoid": (("exp",), """
-static inline float cv_sigmoid_f32(float x) { /* 3 ulp; 0 below 3e-39 */
-    return 1.0f / (1.0f + cv_exp_f32(-x));
+    "sigmoid": (("bits",), """
+static inline float cv_sigmoid_f32(float x) { /* 3 ulp; 2e-38 below -87 */
+    float c = x < -87.0f ? -87.0f : x;
+    c = c > 87.0f ? 87.0f : c;
+    float shifted = c * -1.44269504f + 12582912.0f;
+    float n = shifted - 12582912.0f;
+    float r = (-c - n * 0.693359375f) - n * -2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    float power = cv_float((int32_t)((uint32_t)cv_bits(p) + ((uint32_t)cv_bits(shifted) << 23)));
+    return x != x ? x : 1.0f / (1.0f + power);
 }
 """),
     "erf": (("exp",), """

@@ -879,7 +879,9 @@ def capacity(size: Expr) -> Expr:
 
 def largest(symbol: Expr) -> Expr:
     """The most that a data-dependent symbol can be as the size of something in memory."""
-    return const(limits.DATA_SIZE) if symbol.hi >= limits.MAX_SYMBOL else capacity(symbol.args[1])
+    bound = symbol.args[1]
+    unbounded = bound.is_const and bound.attr >= limits.MAX_SYMBOL
+    return const(limits.DATA_SIZE) if unbounded else capacity(bound)
 
 
 def product(sizes: Iterable[Operand]) -> Expr:

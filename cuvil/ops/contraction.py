@@ -157,7 +157,7 @@ def conv(c: Context) -> Value:
     """Convolution of any rank, grouped and dilated."""
     y = convolution(c, c[0], c[1], E.const(0, c.x.dtype), c.x.dtype)
     bias = c.optional(2)
-    return y if bias is None else c.b.map(y.shape, lambda *i: y[i] + bias[i[1]])
+    return y if bias is None else _with_bias(c.b, y, bias)
 
 
 @lowering("ConvInteger")
@@ -215,10 +215,13 @@ def conv_transpose(c: Context) -> Value:
     pads = [static(n) for n in begin]
     if all(d == 1 for d in dilations) and None not in pads and all(k >= s for k, s in zip(kernel, strides)):
         known = [n for n in pads if n is not None]
-        y = _interleaved(c, x, w, kernel, strides, known, out, channels // group)
-    else:
-        y = _gathered(c, x, w, kernel, strides, dilations, begin, out, channels // group)
-    return y if bias is None else c.b.map(y.shape, lambda *i: y[i] + bias[i[1]])
+        return _interleaved(c, x, w, bias, kernel, strides, known, out, channels // group)
+    y = _gathered(c, x, w, kernel, strides, dilations, begin, out, channels // group)
+    return y if bias is None else _with_bias(c.b, y, bias)
+
+
+def _with_bias(b: Builder, y: Value, bias: Value) -> Value:
+    return b.map(y.shape, lambda *i: y[i] + bias[i[1]])
 
 
 def _transpose_geometry(
@@ -250,6 +253,7 @@ def _interleaved(
     c: Context,
     x: Value,
     w: Value,
+    bias: Value | None,
     kernel: Sequence[int],
     strides: Sequence[int],
     begin: Sequence[int],
@@ -289,7 +293,8 @@ def _interleaved(
             channel = E.floordiv(o, per_group) * inner + k
             return padded[(n, channel, *at)] * w[(channel, E.mod(o, per_group), *at_tap)]
 
-        phases[phase] = b.reduce("sum", [x.shape[0], outputs, *counts], [inner, *taps], body)
+        y = b.reduce("sum", [x.shape[0], outputs, *counts], [inner, *taps], body)
+        phases[phase] = y if bias is None else _with_bias(b, y, bias)
     if len(phases) == 1:
         return phases[(0,) * rank]
 

@@ -1,10 +1,12 @@
 """View elimination: values that live inside the memory of the value made from them.
 
-A padded tensor, a concatenation and a reshaped output need no copy where their parts can be
-written straight to their place.
+A padded tensor, a concatenation, an interleaving and a reshaped output need no copy where their parts
+can be written straight to their place.
 """
 
 from __future__ import annotations
+
+import math
 
 from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr
@@ -77,6 +79,46 @@ def as_join(value: Value) -> list[tuple[Value, int, Expr]] | None:
         body = body.args[2]
 
 
+def as_interleave(value: Value) -> list[tuple[Value, tuple[int, ...], tuple[int, ...]]] | None:
+    """[(part, steps, offsets)] where ``part[i]`` is ``value[step * i + offset]``, axis by axis, and the
+    parts are the whole: the result of a transposed convolution, one part for each residue of a position."""
+    d = value.definition
+    if not isinstance(d, Map) or d.body.op != "select":
+        return None
+    branches: list[tuple[Expr, dict[int, tuple[int, int]]]] = []
+    body = d.body
+    while body.op == "select":
+        residues: dict[int, tuple[int, int]] = {}
+        for term in _conjuncts(body.args[0]):
+            if term.op != "eq" or term.args[0].op != "mod" or not term.args[1].is_const:
+                return None
+            axis, step = term.args[0].args
+            if axis not in d.axes or not step.is_const:
+                return None
+            residues[d.axes.index(axis)] = (int(step.attr), int(term.args[1].attr))
+        branches.append((body.args[1], residues))
+        body = body.args[2]
+    steps = tuple(branches[0][1].get(k, (1, 0))[0] for k in range(value.rank))
+    branches.append((body, {k: (s, 0) for k, s in enumerate(steps) if s > 1}))
+    parts: dict[tuple[int, ...], Value] = {}
+    for part, residues in branches:
+        offsets = tuple(residues.get(k, (1, 0))[1] for k in range(value.rank))
+        if any(residues.get(k, (1, 0))[0] != s for k, s in enumerate(steps)):
+            return None
+        if part.op != "load" or part.attr.rank != value.rank or part.attr in parts.values():
+            return None
+        for k, (s, offset) in enumerate(zip(steps, offsets)):
+            size = part.attr.shape[k]
+            if part.args[k] is not E.floordiv(d.axes[k], s) and static(size) != 1:
+                return None
+            if size is not E.floordiv(value.shape[k] - offset + (s - 1), s):
+                return None
+        parts[offsets] = part.attr
+    if len(parts) != len(branches) or len(parts) != math.prod(steps):
+        return None
+    return [(part, steps, offsets) for offsets, part in parts.items()]
+
+
 def as_reshape(value: Value) -> Value | None:
     """The source where `value` holds the same elements in the same row-major order."""
     d = value.definition
@@ -129,6 +171,14 @@ class Placer:
                     seen.add(part)
                 if len(left) < len(parts):
                     self.joins[value] = left
+                continue
+            mixed = as_interleave(value)
+            if mixed is not None:
+                if all(self._can_live_in(part, value) for part, _, _ in mixed):
+                    for part, steps, offsets in mixed:
+                        axes = self._axes(part)
+                        self._place(part, value, [a * s + o for a, s, o in zip(axes, steps, offsets)])
+                    self.views.add(value)
                 continue
             same = as_reshape(value)
             if same is not None and self._can_live_in(same, value):

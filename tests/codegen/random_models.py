@@ -100,7 +100,7 @@ class RandomModel:
         batch: Dim = "N" if self._chance(0.5) else self._int(1, 3)
         image: list[Dim] = [
             batch,
-            self._pick([1, 3, 4, 8, 10, 16, 17, 24, 32, 33]),
+            self._pick([1, 3, 4, 8, 10, 16, 17, 24, 32, 33, 48, 64]),
             self._int(1, 13),
             self._int(1, 13),
         ]
@@ -431,9 +431,9 @@ class RandomModel:
         s = self.shapes[x]
         channels = self._size(s[1])
         window, spatial = self._window(x, dilated=True)
-        groups = self._pick([1, 1, 1, channels, *(k for k in (2, 4) if channels % k == 0)])
+        groups = self._pick([1, 1, 1, channels, *(k for k in (2, 3, 4, 8) if channels % k == 0)])
         made = (
-            groups * self._pick([1, 1, 2, 4, 8])
+            groups * self._pick([1, 1, 2, 3, 4, 8, 12, 16, 32])
             if groups > 1
             else self._pick([1, 2, 5, 8, 10, 16, 17, 24, 32, 48])
         )

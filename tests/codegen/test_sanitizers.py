@@ -19,6 +19,18 @@ import cuvil
 
 Source = Callable[[], onnx.ModelProto]
 
+def odd_line() -> onnx.ModelProto:
+    """A convolution of single channels over a line of 33, whose result another reads channel by channel:
+    its lanes are places along the line, and do not fill the last vector."""
+    net = Net("odd_line", 4)
+    x = net.conv(net.input("x", [1, 8, 11, 33]), 8, 16, 1)
+    weight = net.weight(16, 1, 3, 3, fan_in=9)
+    x = net.op("Conv", x, weight, net.bias(16), group=16, dilations=[5, 1], pads=[0, 1, 0, 1])
+    x = net.op("LeakyRelu", x, alpha=0.1)
+    net.output(net.conv(x, 16, 8, 1), "y", [1, 8, 1, 33])
+    return net.model()
+
+
 NETS: dict[str, tuple[Source, list[dict[str, int]]]] = {
     "unet": (partial(b.unet, image=16, width=8), [{"N": 1}, {"N": 2}]),
     "ds_cnn": (partial(b.ds_cnn, frames=21, width=24), [{"N": 3}]),
@@ -28,6 +40,7 @@ NETS: dict[str, tuple[Source, list[dict[str, int]]]] = {
         [{"N": 1, "T": 1}, {"N": 3, "T": 5}],
     ),
     "gru": (partial(b.gru, size=16, hidden=16), [{"N": 1, "T": 4}, {"N": 7, "T": 1}]),
+    "odd_line": (odd_line, [{}]),
     "bert_encoder_layer": (
         partial(b.bert_encoder_layer, hidden=48, heads=3, ffn=72),
         [{"batch": 1, "sequence": 1}, {"batch": 2, "sequence": 7}, {"batch": 1, "sequence": 33}],
