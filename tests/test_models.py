@@ -6,7 +6,7 @@ The largest error of each comparison is printed (``pytest -rP``) and kept as the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,9 +14,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 import onnxruntime
 import pytest
 from zoo import builders as b
+from zoo import real
 from zoo.entry import ModelEntry, Unavailable
 from zoo.registry import MODELS
 
@@ -40,12 +42,24 @@ SMALLER: dict[str, ModelEntry] = {
 }  # fmt: skip
 ENTRIES = {**MODELS, **SMALLER}
 
+QUICK = {
+    "silero_vad", "silero_vad_16k_sequence", "silero_vad_openvino_16k", "silero_vad_op18_ifless", "magika", "gtcrn",
+    "wake_melspectrogram", "wake_jarvis", "wake_mycroft", *real.FOLDER_FILES,
+}  # fmt: skip
+"""The real networks that are small, or known for what is peculiar about them; the others are marked slow."""
+
 SIZES: dict[str, tuple[int, int]] = {
     "N": (2, 5), "T": (1, 33), "batch": (2, 3), "sequence": (1, 37), "past": (0, 5),
     "sequence_length": (1, 5), "rate": (8000, 16000), "height": (96, 128), "width": (96, 224),
     "samples": (1600, 4000), "frames": (100, 64), "time": (60, 101),
 }  # fmt: skip
 """Two further values of every symbolic dimension."""
+
+
+def entries(names: Iterable[str]) -> list[Any]:
+    """The names as parameters, those of large networks marked slow."""
+    slow = real.MODELS.keys() - QUICK
+    return [pytest.param(n, marks=pytest.mark.slow) if n in slow else n for n in sorted(names)]
 
 
 @pytest.fixture(scope="module")
@@ -122,14 +136,14 @@ def check(
     compare(entry, session, reference(path), record, *feeds)
 
 
-@pytest.mark.parametrize("name", sorted(ENTRIES))
+@pytest.mark.parametrize("name", entries(ENTRIES))
 def test_with_known_shapes(
     name: str, target: Target, folder: Path, record_property: Callable[[str, object], None]
 ) -> None:
     check(ENTRIES[name], True, target, folder, record_property)
 
 
-@pytest.mark.parametrize("name", sorted(n for n, e in ENTRIES.items() if e.dims))
+@pytest.mark.parametrize("name", entries(n for n, e in ENTRIES.items() if e.dims))
 def test_with_open_dimensions(
     name: str, target: Target, folder: Path, record_property: Callable[[str, object], None]
 ) -> None:
@@ -146,12 +160,44 @@ def test_at_full_size(
 
 
 @pytest.mark.parametrize(
-    "name", ["bert_encoder_layer", "decoder_step", "ds_cnn", "lstm_bidirectional", "mtcnn_rnet", "unet"]
-)
+    "name",
+    entries([
+        "bert_encoder_layer", "decoder_step", "ds_cnn", "lstm_bidirectional", "unet",
+        *real.MODELS.keys() - {"ddddocr_common_old", "efficientnet_lite0", "face_detection_back"},
+    ]),
+)  # fmt: skip
 def test_tuned_and_plain_agree(name: str, target: Target, folder: Path) -> None:
     """With every tuned kernel switched off the answer is the same but for the order of sums."""
     entry = ENTRIES[name]
     path = model_path(entry, folder)
-    tuned, plain = (cuvil.compile(path, target=target, tuned=on) for on in (True, False))
+    tuned, plain = (
+        cuvil.compile(path, target=target, tuned=on, shapes=entry.fixed, values=entry.values)
+        for on in (True, False)
+    )
+    names = {i.name for i in tuned.get_inputs()}
+    feed = {name: array for name, array in entry.inputs(1).items() if name in names}
+    allowed = 1e-5 if name in b.MODELS else entry.tolerance
+    assert largest_error(tuned.run(None, feed), plain.run(None, feed)) <= allowed
+
+
+@pytest.mark.slow
+def test_first_quantized_tensors_of_an_int8_transformer(target: Target, folder: Path) -> None:
+    """They are those of onnxruntime without optimizations, but for sums that another order takes over the
+    middle between two numbers; what follows amplifies such differences, so no single answer is the right one."""
+    entry = ENTRIES["smart_turn"]
+    model_path(entry, folder)
+    model = entry.model()
+    nodes = [n for n in model.graph.node if n.op_type == "QuantizeLinear"][:8]
+    del model.graph.output[:]
+    model.graph.output.extend(
+        onnx.helper.make_tensor_value_info(n.output[0], onnx.TensorProto.UINT8, None) for n in nodes
+    )
+    onnx.save(model, folder / "first.onnx")
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    oracle = onnxruntime.InferenceSession(str(folder / "first.onnx"), options)
     feed = entry.inputs(1)
-    assert largest_error(tuned.run(None, feed), plain.run(None, feed)) <= 1e-5
+    session = cuvil.compile(folder / "first.onnx", target=target, shapes=entry.shapes())
+    for got, wanted in zip(session.run(None, feed), oracle.run(None, feed)):
+        difference = np.abs(got.astype(int) - wanted)
+        assert difference.max() <= 1 and (difference > 0).mean() < 1e-3

@@ -67,22 +67,8 @@ extern void cuvil_tick(const char *kernel);
 _OPAQUE = frozenset((*E.LEAVES, "load"))
 """Operations whose arguments are no values that a statement computes."""
 
-_INTEGER_HELPERS = """
-static inline int64_t cv_div(int64_t a, int64_t b) {
-    return b == 0 ? 0 : b == -1 ? (int64_t)(0 - (uint64_t)a) : a / b;
-}
-static inline uint64_t cv_udiv(uint64_t a, uint64_t b) { return b == 0 ? 0 : a / b; }
-static inline uint64_t cv_umod(uint64_t a, uint64_t b) { return b == 0 ? 0 : a % b; }
-static inline int64_t cv_floordiv(int64_t a, int64_t b) {
-    if (b == 0 || b == -1) return cv_div(a, b);
-    return a / b - ((a % b != 0) & ((a < 0) != (b < 0)));
-}
-static inline int64_t cv_mod(int64_t a, int64_t b) {
-    if (b == 0 || b == -1) return 0;
-    int64_t r = a % b;
-    return r + (((r != 0) & ((r < 0) != (b < 0))) ? b : 0);
-}
-"""
+_LEVEL = frozenset(("erf", "tanh"))
+"""Functions that do not magnify the relative error of their argument; theirs is some ulp anyway."""
 
 
 def c_type(dtype: str) -> str:
@@ -460,7 +446,7 @@ class CRenderer:
             return self._place(e.attr, e.args)
         if op not in ("select", "cast", "bitcast") and any(x.dtype in SMALL for x in (e, *e.args)):
             return self.expression(self._carried(e))
-        args = [self.expression(a) for a in e.args]
+        args = [self.expression(self._multiplied(a) if op in _LEVEL else a) for a in e.args]
         if op == "mul" and e.dtype == E.INDEX:
             return "(" + " * ".join(args) + ")"
         if op in ("floordiv", "mod") or (op == "div" and not E.is_float(e.dtype)):
@@ -494,6 +480,12 @@ class CRenderer:
         if op == "bitcast":
             return self._bits(e.args[0].dtype, e.dtype, args[0])
         return self._call(e, args)
+
+    def _multiplied(self, e: Expr) -> Expr:
+        """A quotient by a constant as a product, one rounding more."""
+        if e in self.scope.variables or e.op != "div" or not e.args[1].is_const or e.dtype != "float32":
+            return e
+        return e.args[0] * E.const(1 / e.args[1].attr, e.dtype) if e.args[1].attr else e
 
     def _carried(self, e: Expr) -> Expr:
         """An operation on a type that C lacks, done in its carrier and rounded back."""
@@ -581,7 +573,7 @@ class CRenderer:
 
     def prelude(self) -> str:
         """What the printed functions need before them."""
-        lines = [PRELUDE, _INTEGER_HELPERS]
+        lines = [PRELUDE, cmath.INTEGERS]
         for name, kind in (*C_TYPES.items(), ("idx", "cv_idx")):
             if name == "bool" or (name == "float16" and not self.half):
                 continue

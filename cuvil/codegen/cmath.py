@@ -1,4 +1,5 @@
-"""Elementary functions in C, as text: branch-free on floats, so that loops over them vectorise.
+"""Elementary functions in C, as text: branch-free on floats, so that loops over them vectorise; and
+integer division, which in Cuvil never traps.
 
 Each entry lists what it needs first.  Errors are in units in the last place (ulp) of float32,
 over the whole range.  No entry needs the C library; `LIBM` names those functions that are left to
@@ -79,18 +80,26 @@ static inline float cv_log_f32(float x) { /* 1 ulp */
     return x > 3.4028235e38f || x != x ? x : r;
 }
 """),
-    "tanh": (("exp",), """
-static inline float cv_tanh_f32(float x) { /* 2 ulp */
-    float a = __builtin_fabsf(x), c = a > 10.0f ? 10.0f : a, s = x * x;
-    float far = 1.0f - 2.0f / (cv_exp_f32(c * 2.0f) + 1.0f);
-    far = cv_float(cv_bits(far) | (cv_bits(x) & INT32_MIN));
-    float near = -5.70498872745e-3f;
-    near = near * s + 2.06390887954e-2f;
-    near = near * s + -5.37397155531e-2f;
-    near = near * s + 1.33314422036e-1f;
-    near = near * s + -3.33332819422e-1f;
-    near = near * s * x + x;
-    return a > 0.625f ? far : near;
+    "tanh": ((), """
+static inline float cv_tanh_f32(float x) { /* 5 ulp: a fraction in x * x, fitted for least relative error */
+    float c = x < -9.01f ? -9.01f : x;
+    c = c > 9.01f ? 9.01f : c;
+    float s = c * c;
+    float p = -1.22248479e-11f;
+    p = p * s + 3.06137764e-08f;
+    p = p * s + 2.8019389e-05f;
+    p = p * s + 0.00386891817f;
+    p = p * s + 0.136803865f;
+    p = p * s + 1.0f;
+    float q = 1.28820102e-06f;
+    q = q * s + 0.000393967261f;
+    q = q * s + 0.0272479989f;
+    q = q * s + 0.470137179f;
+    q = q * s + 1.0f;
+    float y = c * p / q;
+    y = y > 1.0f ? 1.0f : y;
+    y = y < -1.0f ? -1.0f : y;
+    return x != x ? x : y;
 }
 """),
     "sigmoid": (("bits",), """
@@ -111,25 +120,27 @@ static inline float cv_sigmoid_f32(float x) { /* 3 ulp; 2e-38 below -87 */
     return x != x ? x : 1.0f / (1.0f + power);
 }
 """),
-    "erf": (("exp",), """
-static inline float cv_erf_f32(float x) { /* 1 ulp */
-    float a = __builtin_fabsf(x), s = x * x;
-    float t = a > 4.0f ? 4.0f : a, t2 = t * t;
-    float far = t * -1.72853470e-5f + 3.83197126e-4f, u = t * -3.88396438e-3f + 2.42546219e-2f;
-    far = far * t2 + u;
-    far = far * t + -1.06777877e-1f;
-    far = far * t + -6.34846687e-1f;
-    far = far * t + -1.28717512e-1f;
-    far = 1.0f - cv_exp_f32(far * t - t);
-    far = cv_float(cv_bits(far) | (cv_bits(x) & INT32_MIN));
-    float near = -5.96761703e-4f;
-    near = near * s + 4.99119423e-3f;
-    near = near * s + -2.67681349e-2f;
-    near = near * s + 1.12819925e-1f;
-    near = near * s + -3.76125336e-1f;
-    near = near * s + 1.28379166e-1f;
-    near = near * x + x;
-    return a > 0.927734375f ? far : near;
+    "erf": ((), """
+static inline float cv_erf_f32(float x) { /* 6 ulp: a fraction in x * x, fitted for least relative error */
+    float c = x < -3.92f ? -3.92f : x;
+    c = c > 3.92f ? 3.92f : c;
+    float s = c * c;
+    float p = 1.99242631e-08f;
+    p = p * s + -1.95784492e-06f;
+    p = p * s + 0.000141852142f;
+    p = p * s + 0.00370167242f;
+    p = p * s + 0.0505735241f;
+    p = p * s + 0.199925929f;
+    p = p * s + 1.12837911f;
+    float q = 0.000956054893f;
+    q = q * s + 0.0143533293f;
+    q = q * s + 0.114999004f;
+    q = q * s + 0.510511398f;
+    q = q * s + 1.0f;
+    float y = c * p / q;
+    y = y > 1.0f ? 1.0f : y;
+    y = y < -1.0f ? -1.0f : y;
+    return x != x ? x : y;
 }
 """),
     "sincos": ((), """
@@ -152,6 +163,24 @@ static inline float cv_sine(float x, int32_t quarter) { /* 2 ulp for |x| below 2
 static inline float cv_tan_f32(float x) { return cv_sin_f32(x) / cv_cos_f32(x); }
 """),
 }  # fmt: skip
+
+INTEGERS = """
+static inline int64_t cv_div(int64_t a, int64_t b) {
+    return b == 0 ? 0 : b == -1 ? (int64_t)(0 - (uint64_t)a) : a / b;
+}
+static inline uint64_t cv_udiv(uint64_t a, uint64_t b) { return b == 0 ? 0 : a / b; }
+static inline uint64_t cv_umod(uint64_t a, uint64_t b) { return b == 0 ? 0 : a % b; }
+static inline int64_t cv_floordiv(int64_t a, int64_t b) {
+    if (b == 0 || b == -1) return cv_div(a, b);
+    return a / b - ((a % b != 0) & ((a < 0) != (b < 0)));
+}
+static inline int64_t cv_mod(int64_t a, int64_t b) {
+    if (b == 0 || b == -1) return 0;
+    int64_t r = a % b;
+    return r + (((r != 0) & ((r < 0) != (b < 0))) ? b : 0);
+}
+"""
+"""Division that rounds down, and towards zero; by 0 it gives 0."""
 
 LIBM = frozenset(["asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "pow", "fmod"])
 """Functions that are called in the C library (and all elementary functions on float64)."""

@@ -50,11 +50,11 @@ def render(parts: Sequence[Part], prefix: str, threads: int = 1) -> DeviceCode:
     bodies: list[str] = []
     segments = []
     base = 0
-    for number, part in enumerate(parts):
+    for position, part in enumerate(parts):
         s = part.schedule
         renderer.storage = s.storage
         aliased = {*s.aliases, *s.aliases.values()}
-        stem = f"s{number}_" if len(parts) > 1 else ""
+        stem = f"s{position}_" if len(parts) > 1 else ""
         functions = [renderer.kernel(k, f"{stem}{k.name}_{_hint(k.origin)}", aliased) for k in s.kernels]
         shared = {f.name for f in functions if threads > 1 and _is_worth_sharing(f)}
         bodies += [f.text + (f.thunk if f.name in shared else "") for f in functions]
@@ -169,7 +169,10 @@ def symbol_limit(s: Schedule) -> int:
     """The largest power of two, at most `limits.MAX_SYMBOL`, that all symbolic sizes may have at once before
     some number of bytes leaves an int64."""
     tensors = [*s.program.inputs, *s.program.outputs]
-    sizes = [s.arena_bytes, *(E.capacity(elements(v.shape)) * E.numpy_dtype(v.dtype).itemsize for v in tensors)]
+    sizes = [
+        s.arena_bytes,
+        *(E.capacity(elements(v.shape)) * E.numpy_dtype(v.dtype).itemsize for v in tensors),
+    ]
     limit = limits.MAX_SYMBOL
     while limit > 1:
         largest = {E.sym(name): E.var(limit + 1) for name in s.program.symbols}

@@ -872,9 +872,49 @@ def size_loads(*roots: Expr) -> list[Expr]:
 
 
 def capacity(size: Expr) -> Expr:
-    """The most that a size can be: its data-dependent symbols, in which it must not fall, at their bounds.
+    """A size that `size` never exceeds, whatever its data-dependent symbols are between their limits.
     Symbols that nothing bounds get `limits.DATA_SIZE`; generated code checks that too."""
-    return transform(size, lambda n: largest(n) if n.op == "sym" and n.args else None)
+    return _extreme(size, True) if depends_on_data(size) else size
+
+
+def depends_on_data(*roots: Expr) -> bool:
+    """Whether an index can be known only when the program runs on its data."""
+    return any(e.op == "load" or (e.op == "sym" and e.args) for e in walk(*roots))
+
+
+def _extreme(e: Expr, up: bool) -> Expr:
+    """The largest (or smallest) that an index can be over its data-dependent symbols, by interval arithmetic."""
+    if not depends_on_data(e):
+        return e
+    if e.op == "sym":
+        return largest(e) if up else const(int(e.lo))
+    if e.op == "affine":
+        result = const(e.attr[0])
+        for term, c in zip(e.args, e.attr[1]):
+            result = result + _extreme(term, up == (c > 0)) * c
+        return result
+    if e.op == "mul":
+        if all(a.lo >= 0 for a in e.args):
+            return product(_extreme(a, up) for a in e.args)
+        size = product(maximum(_extreme(a, True), -_extreme(a, False)) for a in e.args)
+        return size if up else -size
+    if e.op == "floordiv":
+        a, b = e.args
+        if not depends_on_data(b):
+            return floordiv(_extreme(a, up), b)
+        if up:
+            return floordiv(maximum(_extreme(a, True), 0), maximum(_extreme(b, False), 1))
+        return const(0) if a.lo >= 0 else minimum(_extreme(a, False), 0)
+    if e.op == "mod":
+        return maximum(_extreme(e.args[1], True) - 1, 0) if up else const(0)
+    if e.op in ("min", "max"):
+        return binary(e.op, *(_extreme(a, up) for a in e.args))
+    if e.op == "select":
+        yes, no = (_extreme(a, up) for a in e.args[1:])
+        if not depends_on_data(e.args[0]):
+            return select(e.args[0], yes, no)
+        return maximum(yes, no) if up else minimum(yes, no)
+    return const(limits.DATA_SIZE) if up else const(int(e.lo) if e.lo > -INF else -limits.MAX_SYMBOL)
 
 
 def largest(symbol: Expr) -> Expr:

@@ -22,7 +22,7 @@ from cuvil import limits
 from cuvil.errors import ModelError
 from cuvil.ir import expr as E
 from cuvil.ir import text
-from cuvil.ir.expr import Expr, Operand
+from cuvil.ir.expr import Expr, Operand, depends_on_data
 
 if TYPE_CHECKING:
     from cuvil.ir.loops import Stmt
@@ -254,11 +254,6 @@ class Program:
         return {*self.outputs, *(e.attr for s in self.derived for e in E.loads(s.args[0]))}
 
 
-def depends_on_data(*sizes: Expr) -> bool:
-    """Whether an index can be known only when the program runs on its data."""
-    return bool(E.loads(*sizes)) or any(e.op == "sym" and e.args for e in E.walk(*sizes))
-
-
 def definition_loads(value: Value) -> list[Expr]:
     """The loads in a value's definition, also those one step back in a recurrence."""
     d = value.definition
@@ -299,6 +294,10 @@ class Builder:
 
     Args:
         program: the program that is extended.
+
+    Attributes:
+        guard: the condition under which what is being made counts, where it does not always: numbers from
+            the data are not checked where it does not hold, but 0, or the smallest allowed.
     """
 
     def __init__(self, program: Program) -> None:
@@ -307,6 +306,7 @@ class Builder:
         self._names: dict[str, int] = {}
         self._by_name: dict[str, Value] = {}
         self._derived: dict[tuple[Expr, Expr, int], Expr] = {}
+        self.guard: Expr | None = None
 
     def _add(self, name: str, dtype: str, shape: Sequence[Expr], definition: Definition) -> Value:
         bytes_ = math.prod(n for n in map(static, shape) if n is not None)
@@ -388,6 +388,8 @@ class Builder:
         most = E.wrap(bound, E.INDEX)
         if not depends_on_data(definition):
             return definition
+        if self.guard is not None and (definition, most, low) not in self._derived:
+            definition = E.select(self.guard, definition, max(low, 0))
         known = self._derived.get((definition, most, low))
         if known is not None:
             return known
@@ -398,18 +400,38 @@ class Builder:
         self._derived[definition, most, low] = result
         return result
 
+    def require(self, holds: Expr) -> None:
+        """The run ends with an error code where `holds`, which may load from values made before, is false."""
+        self.derived(E.select(holds, 0, E.const(1)), 0)
+
+    def broadcast(self, *shapes: Sequence[Expr]) -> tuple[Expr, ...]:
+        """`broadcast_shapes`; the run ends with an error code where sizes that the data decide do not fit."""
+        result = broadcast_shapes(*shapes)
+        for shape in shapes:
+            for size, whole in zip(reversed(shape), reversed(result)):
+                if size is not whole and depends_on_data(size, whole):
+                    self.require(E.eq(size, whole) | E.eq(size, 1))
+        return result
+
+    def require_equal(self, a: Expr, b: Expr) -> None:
+        """The run ends with an error code where two sizes differ, of which the data decide at least one."""
+        if depends_on_data(a, b):
+            self.require(E.eq(a, b))
+
     def settle(self, value: Value, shape: Sequence[int | None]) -> None:
         """Say that the data-dependent sizes of `value` are the given ones (None leaves one as it is); the
         run ends with an error code where they are not."""
         sizes = [E.const(n) if n is not None and depends_on_data(s) else s for s, n in zip(value.shape, shape)]
-        d = value.definition
-        if sizes == list(value.shape) or not isinstance(d, (Map, Reduce)) or value.scan is not None:
+        if sizes == list(value.shape) or self.guard is not None:
             return
         values = self.program.values
         before = len(values)
         for size, wanted in zip(value.shape, sizes):
             if size is not wanted:
                 self.derived(size, wanted.attr, wanted.attr)
+        d = value.definition
+        if not isinstance(d, (Map, Reduce)) or value.scan is not None:
+            return
         at = values.index(value)
         values[at:] = [*values[before:], *values[at:before]]
         axes = tuple(a if s is a.args[0] else E.var(s) for a, s in zip(d.axes, sizes))
@@ -478,7 +500,7 @@ class Builder:
 
     def elementwise(self, f: Callable[..., Expr], *values: Value) -> Value:
         """`f` on corresponding elements of values broadcast against each other (numpy's rules)."""
-        shape = broadcast_shapes(*(v.shape for v in values))
+        shape = self.broadcast(*(v.shape for v in values))
         return self.map(shape, lambda *i: f(*(broadcast_load(v, i) for v in values)))
 
     def reduce_axes(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from cuvil.errors import ModelError
 from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr, Operand
-from cuvil.ir.primitives import Builder, Value, broadcast_load, broadcast_shapes, elements, static
+from cuvil.ir.primitives import Builder, Value, broadcast_load, elements, static
 from cuvil.ops.registry import Context, lowering
 from cuvil.ops.windows import pad, window
 
@@ -37,7 +37,8 @@ def matmul_value(b: Builder, x: Value, y: Value, accumulator: str = "") -> Value
     """numpy's matmul of two values of rank at least 1, summed in type `accumulator`."""
     left = x if x.rank > 1 else b.reshape(x, [1, x.shape[0]])
     right = y if y.rank > 1 else b.reshape(y, [y.shape[0], 1])
-    batch = broadcast_shapes(left.shape[:-2], right.shape[:-2])
+    batch = b.broadcast(left.shape[:-2], right.shape[:-2])
+    b.require_equal(left.shape[-1], right.shape[-2])
     shape = [*batch, left.shape[-2], right.shape[-1]]
     if static(left.shape[-1]) != static(right.shape[-2]):
         sizes = (static(left.shape[-1]), static(right.shape[-2]))

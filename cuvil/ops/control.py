@@ -13,6 +13,7 @@ import numpy as np
 
 from cuvil import limits
 from cuvil.ir import expr as E
+from cuvil.ir.containers import Entry, OptionalValue, SequenceValue, kind_of
 from cuvil.ir.expr import Expr
 from cuvil.ir.graph import Graph
 from cuvil.ir.primitives import (
@@ -34,14 +35,38 @@ MAX_UNROLLED = 64
 
 
 @lowering("If")
-def if_node(c: Context) -> list[Value]:
+def if_node(c: Context) -> list[Entry]:
     """One branch where the condition is known; else both are computed and each element is selected."""
     condition = c.x[(0,) * c.x.rank]
     branches: tuple[Graph, Graph] = c.attr("then_branch"), c.attr("else_branch")
     if condition.is_const:
         return c.subgraph(branches[0 if condition.attr else 1])
     yes, no = (c.subgraph(b) for b in branches)
-    return [chosen(c, condition, number, a, b) for number, (a, b) in enumerate(zip(yes, no))]
+    return [_chosen_entry(c, condition, number, a, b) for number, (a, b) in enumerate(zip(yes, no))]
+
+
+def _chosen_entry(c: Context, condition: Expr, number: int, yes: Entry, no: Entry) -> Entry:
+    """`chosen` for any result; sequences item by item."""
+    if isinstance(yes, Value) and isinstance(no, Value):
+        return chosen(c, condition, number, yes, no)
+    if isinstance(yes, SequenceValue) and isinstance(no, SequenceValue):
+        if len(yes.items) == len(no.items):
+            pairs = zip(yes.items, no.items)
+            return SequenceValue(yes.dtype, tuple(chosen(c, condition, number, a, b) for a, b in pairs))
+        kinds = f"sequences of {len(yes.items)} and {len(no.items)} items"
+    elif isinstance(yes, OptionalValue) and isinstance(no, OptionalValue):
+        if yes.content is None and no.content is None:
+            return yes
+        if yes.content is not None and no.content is not None:
+            content = _chosen_entry(c, condition, number, yes.content, no.content)
+            assert not isinstance(content, OptionalValue)
+            return OptionalValue(content)
+        kinds = "an optional that is present in one only"
+    else:
+        kinds = f"{kind_of(yes)} and {kind_of(no)}"
+    raise c.unsupported(
+        f"the branches give output {number} {kinds}; the condition must then be known at compile time"
+    )
 
 
 def chosen(c: Context, condition: Expr, number: int, yes: Value, no: Value) -> Value:
@@ -62,7 +87,7 @@ def chosen(c: Context, condition: Expr, number: int, yes: Value, no: Value) -> V
 
 
 @lowering("Scan")
-def scan_node(c: Context) -> list[Value]:
+def scan_node(c: Context) -> list[Entry]:
     """The body once per entry of the scanned axes, in order; states go from step to step."""
     body: Graph = c.attr("body")
     count = c.attr("num_scan_inputs")
@@ -102,11 +127,11 @@ def scan_node(c: Context) -> list[Value]:
 
 
 @lowering("Loop")
-def loop_node(c: Context) -> list[Value]:
+def loop_node(c: Context) -> list[Entry]:
     """The body again and again, at most as often as input 0 says and while its condition holds."""
     body: Graph = c.attr("body")
     trips, condition = c.optional(0), c.optional(1)
-    states = [c[i] for i in range(2, len(c.inputs))]
+    states = [entry for entry in c.given[2:] if entry is not None]
     start = E.const(True, "bool") if condition is None else condition[(0,) * condition.rank]
     passes_on = _passes_on(body, body.inputs[1], body.outputs[0])
     most: Expr = E.const(limits.DATA_SIZE)
@@ -166,12 +191,14 @@ class _Feed:
 class _Loop:
     """A body that runs `extent` times over `states`."""
 
-    def __init__(self, c: Context, body: Graph, extent: Expr, states: Sequence[Value]) -> None:
-        self.c, self.b, self.body, self.extent, self.states = c, c.b, body, extent, list(states)
+    def __init__(self, c: Context, body: Graph, extent: Expr, states: Sequence[Entry]) -> None:
+        self.c, self.b, self.body, self.extent = c, c.b, body, extent
+        self.initial = list(states)
+        self.states = [s for s in states if isinstance(s, Value)]
 
     def run(
         self, before: Sequence[_Feed], after: Sequence[_Feed], start: Expr | None
-    ) -> tuple[list[Value], list[Value]]:
+    ) -> tuple[list[Entry], list[Value]]:
         """The final states, and what each step yields besides, stacked along a new first axis.
 
         Args:
@@ -182,15 +209,20 @@ class _Loop:
         Raises:
             UnsupportedError: the body can neither be a recurrence nor be written out.
         """
-        values = self.b.program.values
-        size, derived = len(values), len(self.b.program.derived)
-        reason = self._recurrence(before, after, start)
-        if not isinstance(reason, str):
-            return reason
-        del values[size:], self.b.program.derived[derived:]
+        reason = "a state is a sequence or an optional"
+        if len(self.states) == len(self.initial):
+            values = self.b.program.values
+            size, derived = len(values), len(self.b.program.derived)
+            made = self._recurrence(before, after, start)
+            if not isinstance(made, str):
+                return list(made[0]), made[1]
+            reason = made
+            del values[size:], self.b.program.derived[derived:]
         steps = static(self.extent)
-        if steps is None or steps > MAX_UNROLLED:
-            raise self.c.unsupported(f"{reason}; such a loop may have {MAX_UNROLLED} known steps")
+        if steps is None:
+            raise self.c.unsupported(f"{reason}; the number of steps must then be known at compile time")
+        if steps > MAX_UNROLLED:
+            raise self.c.unsupported(f"{reason}; such a loop may have {MAX_UNROLLED} steps, not {steps}")
         return self._unrolled(steps, before, after, start)
 
     # --- as a recurrence ---
@@ -206,7 +238,7 @@ class _Loop:
         ahead = [_placeholder(f"step{n}", f.dtype, f.shape) for n, f in enumerate((*before, *condition))]
         carried = [_placeholder(f"state{n}", s.dtype, s.shape) for n, s in enumerate(self.states)]
         sliced = [_placeholder(f"slice{n}", f.dtype, f.shape) for n, f in enumerate(after)]
-        results = self.c.subgraph(self.body, [*ahead, *carried, *sliced])
+        results = self._body([*ahead, *carried, *sliced])
         going = results.pop(0) if start is not None else None
         if start is None and self.c.node.op == "Loop":
             results.pop(0)
@@ -253,6 +285,11 @@ class _Loop:
         stacked = [self._collected(scan, lifter, y, active) for y in results[len(members) :]]
         return [self._final(s, m) for s, m in zip(self.states, members)], stacked
 
+    def _body(self, inputs: Sequence[Value]) -> list[Value]:
+        """The results of a body that makes tensors of tensors."""
+        made = self.c.subgraph(self.body, inputs)
+        return [self.c.tensor(entry, f"result {n} of the body") for n, entry in enumerate(made)]
+
     def _final(self, initial: Value, member: Value) -> Value:
         """The state after the last step."""
         return self.b.map(
@@ -277,12 +314,14 @@ class _Loop:
 
     def _unrolled(
         self, steps: int, before: Sequence[_Feed], after: Sequence[_Feed], start: Expr | None
-    ) -> tuple[list[Value], list[Value]]:
-        b, states = self.b, list(self.states)
+    ) -> tuple[list[Entry], list[Value]]:
+        b, states = self.b, list(self.initial)
         outputs: list[list[Value]] = []
+        unknown = "the condition of a loop that is written out must be known at compile time"
         if start is not None and not (start.is_const and start.attr):
-            raise self.c.unsupported("the condition of a loop that is written out must be known at compile time")
-        for step in range(steps):
+            raise self.c.unsupported(unknown)
+        collected = len(self.body.outputs) - len(states) - (self.c.node.op == "Loop")
+        for step in range(max(steps, min(collected, 1))):  # without a step, one says what its results are like
 
             def value(f: _Feed, step: int = step) -> Value:
                 return b.map(f.shape, lambda *i: f.element(E.const(step), i))
@@ -292,14 +331,16 @@ class _Loop:
                 self.body, [*map(value, before), *running, *states, *map(value, after)]
             )
             if self.c.node.op == "Loop":
-                condition = results.pop(0)
+                condition = self.c.tensor(results.pop(0), "the condition")
                 if start is not None:
                     going = condition[(0,) * condition.rank]
                     if not going.is_const:
-                        raise self.c.unsupported("the condition of a loop that is written out must be known")
+                        raise self.c.unsupported(unknown)
                     steps = steps if going.attr else step + 1
+            outputs.append([self.c.tensor(y, "what a step yields") for y in results[len(states) :]])
+            if not steps:
+                break
             states = results[: len(states)]
-            outputs.append(results[len(states) :])
             if step + 1 == steps:
                 break
         stacked = []
@@ -311,7 +352,7 @@ class _Loop:
                     result = E.select(E.eq(t, k), E.load(column[k], i), result)
                 return result
 
-            stacked.append(b.map([len(column), *column[0].shape], body))
+            stacked.append(b.map([steps, *column[0].shape], body))
         return states, stacked
 
 

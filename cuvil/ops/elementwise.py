@@ -38,7 +38,6 @@ _UNARY: dict[str, Callable[[Expr], Expr]] = {
     "Erf": lambda x: E.unary("erf", x),
     "Exp": lambda x: E.unary("exp", x),
     "Floor": lambda x: E.unary("floor", x),
-    "Identity": lambda x: x,
     "IsNaN": lambda x: E.unary("isnan", x),
     "Log": lambda x: E.unary("log", x),
     "Neg": lambda x: -x,

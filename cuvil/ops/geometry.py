@@ -45,6 +45,8 @@ def col2im(c: Context) -> Value:
         size, known = static(x.shape[axis]), static(wanted)
         if size is not None and known is not None and (size % max(known, 1) if axis == 1 else size != known):
             raise c.error(f"axis {axis} of the input has {size} entries, the {what} {known}")
+        if axis == 2:
+            b.require_equal(x.shape[2], wanted)
     channels = b.derived(E.floordiv(x.shape[1], taps), x.shape[1])
     kind = "float32" if x.dtype in ("float16", "bfloat16") else x.dtype
 

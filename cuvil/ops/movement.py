@@ -15,7 +15,6 @@ from cuvil.ir.primitives import (
     Builder,
     Value,
     broadcast_load,
-    broadcast_shapes,
     depends_on_data,
     elements,
     static,
@@ -75,12 +74,22 @@ def _sizes_from_data(c: Context, given: Sequence[Expr]) -> list[Expr]:
         if not c.attr("allowzero", 0):
             copied: Operand = c.x.shape[axis] if axis < c.x.rank else 0
             sizes[axis] = E.select(E.eq(s, 0), copied, s)
-    others = E.product(E.select(E.eq(s, -1), E.const(1), s) for s in sizes)
+    free = [E.eq(s, -1) for s in sizes]
+    c.b.require(E.lt(sum((E.select(f, 1, E.const(0)) for f in free), E.const(0)), 2))
+    others = _limited_product([E.select(f, 1, s) for f, s in zip(free, sizes)], total)
     rest = E.floordiv(total, E.maximum(others, 1))
     most = limits.MAX_SYMBOL if c.attr("allowzero", 0) else total  # beside a 0 there may be anything
-    sizes = [c.declared(k, c.b.derived(E.select(E.eq(s, -1), rest, s), most)) for k, s in enumerate(sizes)]
-    c.b.derived(E.product(sizes) - total, 0)
+    sizes = [c.declared(k, c.b.derived(E.select(f, rest, s), most)) for k, (f, s) in enumerate(zip(free, sizes))]
+    c.b.require(E.eq(_limited_product(sizes, total), total))
     return sizes
+
+
+def _limited_product(sizes: Sequence[Expr], limit: Expr) -> Expr:
+    """The product of sizes, or any number above `limit` where it is above that: it never overflows."""
+    result: Expr = E.const(1)
+    for s in sizes:
+        result = E.minimum(result * s, limit + 1)
+    return result
 
 
 def _quotient(shape: Sequence[Expr], others: Sequence[Expr]) -> Expr:
@@ -108,7 +117,7 @@ def squeeze(c: Context) -> Value:
     """Without the given axes of size 1 (all of them where none is given)."""
     given = c.entries(1, "axes")
     if given and depends_on_data(*given):
-        dropped = named(given, c.x.rank)
+        dropped = named(c.b, given, c.x.rank)
         sizes = kept_sizes(c.b, c.x.shape, dropped, c.x.rank - len(given))
         for flag, n in zip(dropped, c.x.shape):
             c.b.derived(E.select(flag, n, E.const(1)), 1, 1)
@@ -136,7 +145,7 @@ def unsqueeze(c: Context) -> Value:
     given = c.entries(1, "axes") or []
     rank = c.x.rank + len(given)
     if depends_on_data(*given):
-        return c.b.reshape(c.x, _with_ones(c, named(given, rank)))
+        return c.b.reshape(c.x, _with_ones(c, named(c.b, given, rank)))
     axes = c.static_ints(1, "axes") or []
     new = {c.normal(a, rank) for a in axes}
     if len(new) != len(axes):
@@ -156,9 +165,7 @@ def _with_ones(c: Context, new: Sequence[Expr]) -> list[Expr]:
             size = E.select(E.eq(taken, axis) & E.unary("not", flag), n, size)
         sizes.append(size)
         taken = taken + E.select(flag, 0, E.const(1))
-    made = [c.b.derived(size, elements(c.x.shape)) for size in sizes]
-    c.b.derived(E.product(made) - elements(c.x.shape), 0)
-    return made
+    return [c.b.derived(size, elements(E.maximum(n, 1) for n in c.x.shape)) for size in sizes]
 
 
 @lowering("Transpose")
@@ -174,7 +181,7 @@ def transpose(c: Context) -> Value:
 def expand(c: Context) -> Value:
     """Broadcast to a shape."""
     wanted = c.ints(1, "shape", 0) or []
-    result = broadcast_shapes(c.x.shape, wanted)
+    result = c.b.broadcast(c.x.shape, wanted)
     return c.b.map(result, lambda *i: broadcast_load(c.x, i))
 
 
@@ -191,6 +198,9 @@ def concat(b: Builder, parts: Sequence[Value], axis: int) -> Value:
     starts: list[Expr] = [E.const(0)]
     for part in parts:
         starts.append(starts[-1] + part.shape[axis])
+        for k in range(part.rank):
+            if k != axis:
+                b.require_equal(part.shape[k], parts[0].shape[k])
     sizes = list(parts[0].shape)
     sizes[axis] = starts[-1]
 
@@ -272,7 +282,9 @@ def _slice_by_data(
 ) -> Value:
     """A slice whose positions, axes or steps depend on the data."""
     b, x = c.b, c.x
-    axes = axes or [E.const(k) for k in range(len(starts))]
+    axes = [b.derived(a, x.rank - 1, -x.rank) for a in axes] or [E.const(k) for k in range(len(starts))]
+    for step in steps:
+        b.require(E.ne(step, 0))
     sizes, begin, stride = [], [], []
     for axis, n in enumerate(x.shape):
 
@@ -292,6 +304,9 @@ def _slice_by_data(
         stride.append(step)
     return b.map(sizes, lambda *i: x[tuple(f + p * s for f, p, s in zip(begin, i, stride))])
 
+
+_FAR = 1 << 61
+"""Integers of this size are too large to count with."""
 
 _TO_THE_END = (1 << 31) - 1
 """A position that exporters write for the end of an axis, or a larger one."""
@@ -410,11 +425,14 @@ def pad_node(c: Context) -> Value:
     half = len(axes)
     begin = [entry_of(axes, x.rank, k, amounts[:half], 0) for k in range(x.rank)]
     end = [entry_of(axes, x.rank, k, amounts[half:], 0) for k in range(x.rank)]
+    sizes = [s + low + high for s, low, high in zip(x.shape, begin, end)]
+    for size, n in zip(sizes, x.shape):
+        if depends_on_data(size):
+            c.b.require(E.le(0, size) & (E.lt(0, n) | E.eq(size, 0) if mode != "constant" else E.le(0, n)))
     if mode == "constant":
         value = c.optional(2)
         fill = E.const(0, x.dtype) if value is None else value[(0,) * value.rank]
         return pad(c.b, x, begin, end, fill)
-    sizes = [s + low + high for s, low, high in zip(x.shape, begin, end)]
 
     def source(position: Expr, low: Expr, length: Expr) -> Expr:
         p = position - low
@@ -422,6 +440,8 @@ def pad_node(c: Context) -> Value:
             return E.minimum(E.maximum(p, 0), length - 1)
         if mode == "wrap":
             return E.mod(p + length * 8, length)
+        if depends_on_data(low):
+            p = E.mod(p, E.maximum((length - 1) * 2, 1))
         p = E.select(E.lt(p, 0), -p, p)
         return E.select(E.lt(length - 1, p), (length - 1) * 2 - p, p)
 
@@ -486,14 +506,19 @@ def range_node(c: Context) -> Value:
 def _range_of_data(c: Context, start: Expr, limit: Expr, delta: Expr) -> Value:
     """A range whose ends or step depend on the data: max(ceil((limit - start) / delta), 0) numbers."""
     if E.is_float(start.dtype):
-        wide = [E.cast(e, "float64") for e in (start, limit, delta)]
-        count = E.cast(E.unary("ceil", (wide[1] - wide[0]) / wide[2]), E.INDEX)
+        first, last, step = (E.cast(e, "float64") for e in (start, limit, delta))
+        real_count = E.unary("ceil", (last - first) / step)
+        known = E.le(real_count, limits.MAX_SYMBOL) & E.ne(step, 0)
+        count = E.select(E.lt(0, real_count), E.cast(real_count, E.INDEX), 0)
     else:
         first, last, step = (E.cast(e, E.INDEX) for e in (start, limit, delta))
-        forward = E.lt(0, step)
-        pace = E.maximum(E.select(forward, step, -step), 1)
-        count = E.floordiv(E.select(forward, last - first, first - last) + pace - 1, pace)
-    length = c.b.derived(E.maximum(count, 0), limits.MAX_SYMBOL)
+        known = E.ne(step, 0)
+        for e in (first, last, step):  # so that no difference overflows
+            known = known & E.lt(-_FAR, e) & E.lt(e, _FAR)
+        pace = E.select(E.lt(0, step), step, -step)
+        span = E.select(E.lt(0, step), last - first, first - last)
+        count = E.maximum(E.floordiv(span + pace - 1, pace), 0)
+    length = c.b.derived(E.select(known, count, -1), limits.MAX_SYMBOL)
     real = "float32" if start.dtype in ("float16", "bfloat16") else start.dtype
 
     def entry(i: Expr) -> Expr:

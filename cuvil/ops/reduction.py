@@ -55,7 +55,7 @@ def reduce(c: Context) -> Value:
     given = c.entries(1, "axes") or []
     if not depends_on_data(*given):
         return _reduce(c.b, kind, x, _axes(c), keep)
-    flags = named([c.b.derived(a, x.rank - 1, -x.rank) for a in given], x.rank)
+    flags = named(c.b, given, x.rank)
     view = split_axes(c.b, x, flags)
     result = _reduce(c.b, kind, view, list(range(x.rank, 2 * x.rank)), False)
     return result if keep else c.b.reshape(result, kept_sizes(c.b, x.shape, flags, x.rank - len(given)))

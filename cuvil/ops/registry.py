@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Union
 
 import numpy as np
 
 from cuvil import limits
 from cuvil.errors import ModelError, UnsupportedError
 from cuvil.ir import expr as E
+from cuvil.ir.containers import Entry, OptionalValue, SequenceValue, kind_of
 from cuvil.ir.expr import Expr, Operand
 from cuvil.ir.graph import Graph, Node, TensorType
 from cuvil.ir.primitives import Builder, Value, depends_on_data, static
 from cuvil.ops.left_out import LEFT_OUT
 
+Lowered = Union[Entry, Sequence[Union[Entry, None]]]
+"""What a lowering returns: the result, or one per output."""
+
+
 class Subgraph(Protocol):
     """Lowers a graph inside of the node being lowered, with `inputs` as the values of its inputs, and
     returns the values of its outputs."""
 
-    def __call__(self, graph: Graph, inputs: Sequence[Value] = ()) -> list[Value]: ...
+    def __call__(self, graph: Graph, inputs: Sequence[Entry] = ()) -> list[Entry]: ...
 
 
 @dataclass(frozen=True)
@@ -29,7 +34,7 @@ class Operator:
 
     name: str
     domain: str
-    lower: Callable[[Context], Value | Sequence[Value | None]]
+    lower: Callable[[Context], Lowered]
     doc: str
 
 
@@ -46,7 +51,7 @@ def lowering(*names: str, domain: str = "", strings: bool = False) -> Callable[[
     It takes a `Context` and returns the output value, or one per output.
     """
 
-    def register(function: Callable[[Context], Value | Sequence[Value | None]]) -> Any:
+    def register(function: Callable[[Context], Lowered]) -> Any:
         for name in names:
             key, operator = (domain, name), Operator(name, domain, function, function.__doc__ or "")
             if strings:
@@ -67,7 +72,8 @@ class Context:
     Attributes:
         b: makes values.
         node: the graph node, at the canonical opset.
-        inputs: its values; None for an omitted one.
+        given: its inputs; None for an omitted one.
+        inputs: those that are tensors; None for any other.
         opset: version of the default domain.
         subgraph: lowers a graph among the attributes.
         types: what is known of the node's results, by name.
@@ -77,13 +83,14 @@ class Context:
         self,
         b: Builder,
         node: Node,
-        inputs: Sequence[Value | None],
+        given: Sequence[Entry | None],
         opset: int,
         subgraph: Subgraph,
         types: Mapping[str, TensorType],
     ) -> None:
         self.b, self.node, self.opset, self.subgraph, self.types = b, node, opset, subgraph, types
-        self.inputs = list(inputs)
+        self.given = list(given)
+        self.inputs = [v if isinstance(v, Value) else None for v in given]
 
     @property
     def x(self) -> Value:
@@ -99,7 +106,25 @@ class Context:
 
     def optional(self, index: int) -> Value | None:
         """Input `index`, or None where it is omitted."""
-        return self.inputs[index] if index < len(self.inputs) else None
+        entry = self.entry(index)
+        return None if entry is None else self.tensor(entry, f"input {index}")
+
+    def entry(self, index: int) -> Entry | None:
+        """Input `index`, whether tensor, sequence or optional; None where it is omitted."""
+        return self.given[index] if index < len(self.given) else None
+
+    def sequence(self, index: int) -> SequenceValue:
+        """Input `index`, which must be a sequence."""
+        entry = self.entry(index)
+        if not isinstance(entry, SequenceValue):
+            raise self.error(f"input {index} is {kind_of(entry) if entry else 'missing'}, not a sequence")
+        return entry
+
+    def tensor(self, entry: Entry, what: str) -> Value:
+        """`entry`, which must be a tensor."""
+        if not isinstance(entry, Value):
+            raise self.error(f"{what} is {kind_of(entry)}, not a tensor")
+        return entry
 
     def attr(self, name: str, default: Any = None) -> Any:
         """An attribute's value."""
@@ -160,7 +185,8 @@ class Context:
     def declared(self, axis: int, size: Expr, output: int = 0) -> Expr:
         """The size of a result's axis: what the model declares where else the data would decide (the run
         then ends with an error code where they decide otherwise)."""
-        kind = self.types.get(self.node.outputs[output]) if depends_on_data(size) else None
+        asks = depends_on_data(size) and self.b.guard is None
+        kind = self.types.get(self.node.outputs[output]) if asks else None
         known = kind.shape[axis] if kind is not None and kind.shape is not None else None
         return self.b.derived(size, known, known) if isinstance(known, int) else size
 
@@ -179,11 +205,11 @@ class Context:
 def lower_node(
     b: Builder,
     node: Node,
-    inputs: Sequence[Value | None],
+    inputs: Sequence[Entry | None],
     opset: int,
     subgraph: Subgraph,
     types: Mapping[str, TensorType],
-) -> list[Value | None]:
+) -> list[Entry | None]:
     """The output values of one node; `subgraph` lowers the graphs inside of it, `types` says what is known
     of its results.
 
@@ -191,7 +217,7 @@ def lower_node(
         UnsupportedError: there is no lowering for the operator.
         ModelError: the node is malformed.
     """
-    strings = any(v is not None and v.text for v in inputs)
+    strings = any(isinstance(v, Value) and v.text for v in inputs)
     operator = (ON_STRINGS if strings else OPERATORS).get((node.domain, node.op))
     if operator is None:
         domain = f" of domain '{node.domain}'" if node.domain else ""
@@ -206,4 +232,4 @@ def lower_node(
         if error.where:
             raise
         raise type(error)(error.message, node.where) from error
-    return [made] if isinstance(made, Value) else list(made)
+    return [made] if isinstance(made, (Value, SequenceValue, OptionalValue)) else list(made)

@@ -13,8 +13,14 @@ from cuvil.ir.expr import Expr, Operand
 from cuvil.ir.primitives import Builder, Value, elements
 
 
-def named(axes: Sequence[Expr], rank: int) -> list[Expr]:
-    """Per axis of a tensor of `rank`, whether it is among `axes` (negative ones count from the end)."""
+def named(b: Builder, axes: Sequence[Expr], rank: int) -> list[Expr]:
+    """Per axis of a tensor of `rank`, whether it is among `axes` (negative ones count from the end), which
+    must all be different axes of it."""
+    axes = [b.derived(a, rank - 1, -rank) for a in axes]
+    for n, a in enumerate(axes):
+        for other in axes[:n]:
+            same = E.eq(a, other) | E.eq(a, other + rank) | E.eq(a + rank, other)
+            b.require(E.unary("not", same))
     flags = []
     for k in range(rank):
         flag: Expr = E.const(False, "bool")

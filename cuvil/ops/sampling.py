@@ -32,7 +32,7 @@ Term = Callable[[Sequence[Expr], Sequence[Expr]], Expr]
 def affine_grid(c: Context) -> Value:
     """Positions of an even grid over [-1, 1], mapped by each batch entry's affine matrix."""
     theta = c.x
-    sizes = c.ints(1, "size") or []
+    sizes = c.ints(1, "size", 0) or []
     spatial = sizes[2:]
     rank = len(spatial)
 

@@ -251,11 +251,12 @@ def non_max_suppression(c: Context) -> Value:
     """Boxes by falling score, of each class of each batch, without those that overlap with one taken before
     by more than a threshold: rows of [batch, class, box]; of equal scores the lower box comes first."""
     boxes, scores, b = c[0], c[1], c.b
-    batches, classes, count = scores.shape
-    for axis, name, size in ((0, "batches", batches), (1, "boxes", count)):
-        known = static(boxes.shape[axis]), static(size)
+    for axis, other, name in ((0, 0, "batches"), (1, 2, "boxes")):
+        known = static(boxes.shape[axis]), static(scores.shape[other])
         if None not in known and known[0] != known[1]:
             raise c.error(f"the boxes are of {known[0]} {name}, the scores of {known[1]}")
+    batches, classes = E.minimum(boxes.shape[0], scores.shape[0]), scores.shape[1]
+    count = E.minimum(boxes.shape[1], scores.shape[2])
     if static(boxes.shape[2]) not in (4, None):
         raise c.error(f"a box has {static(boxes.shape[2])} numbers, 4 are expected")
     given = [c.optional(k) for k in (2, 3, 4)]
@@ -267,8 +268,9 @@ def non_max_suppression(c: Context) -> Value:
     threshold = E.const(0, boxes.dtype) if overlap is None else overlap
     bound = batches * classes * (count if depends_on_data(limit) else E.minimum(limit, count))
 
-    def body(order: Value, corners: Value, selected: Value, total: Value) -> Sequence[Stmt]:
-        n, k, rows, start, row, keep = (Local(name) for name in ("n", "k", "rows", "start", "row", "keep"))
+    def body(heap: Value, corners: Value, selected: Value, total: Value) -> Sequence[Stmt]:
+        names = ("n", "k", "here", "rows", "start", "row", "keep")
+        n, k, here, rows, start, row, keep = map(Local, names)
         common = Local("common", boxes.dtype)
 
         def batch(i: Expr) -> Sequence[Stmt]:
@@ -281,17 +283,22 @@ def non_max_suppression(c: Context) -> Value:
                 def score(s: Expr) -> Expr:
                     return E.load(scores, (i, j, s))
 
+                def better(p: Expr, q: Expr) -> Expr:
+                    a, b = score(p), score(q)
+                    return E.lt(b, a) | (E.eq(a, b) & E.lt(p, q))
+
                 def candidate(s: Expr) -> Sequence[Stmt]:
-                    enter = (Store(order, (E.const(0), n.now), s), n.set(n.now + 1))
+                    enter = (Store(heap, (n.now,), s), n.set(n.now + 1))
                     return enter if least is None else [If(E.lt(least, score(s)), enter)]
 
-                sort, side = merge_sort(order, n.now, lambda p, q: ((), E.lt(score(q), score(p))))
-                here, other = E.load(order, (side, k.now)), E.load(selected, (row.now, E.const(2)))
-                ours, theirs = ([E.load(corners, (s, E.const(m))) for m in range(5)] for s in (here, other))
+                other = E.load(selected, (row.now, E.const(2)))
+                ours, theirs = (
+                    [E.load(corners, (s, E.const(m))) for m in range(5)] for s in (here.now, other)
+                )
                 union = ours[4] + theirs[4] - common.now
                 real = E.lt(0, common.now) & E.lt(0, ours[4]) & E.lt(0, theirs[4]) & E.lt(0, union)
                 taken = (
-                    *(Store(selected, (rows.now, E.const(m)), e) for m, e in enumerate((i, j, here))),
+                    *(Store(selected, (rows.now, E.const(m)), e) for m, e in enumerate((i, j, here.now))),
                     rows.set(rows.now + 1),
                 )
                 compare = (
@@ -300,29 +307,60 @@ def non_max_suppression(c: Context) -> Value:
                     row.set(row.now + 1),
                 )
                 step = (
+                    here.set(E.load(heap, (E.const(0),))),
+                    n.set(n.now - 1),
+                    *_sink(heap, n.now, E.load(heap, (n.now,)), E.const(0), better),
                     keep.set(1),
                     row.set(start.now),
                     While(E.lt(row.now, rows.now) & E.eq(keep.now, 1), compare),
                     If(E.eq(keep.now, 1), taken),
-                    k.set(k.now + 1),
                 )
-                more = E.lt(k.now, n.now) & E.lt(rows.now - start.now, limit)
+                more = E.lt(0, n.now) & E.lt(rows.now - start.now, limit)
+                lower = (k.set(k.now - 1), *_sink(heap, n.now, E.load(heap, (k.now,)), k.now, better))
                 fill = (n.set(0), *each([count], candidate))
-                return [*fill, *sort, start.set(rows.now), k.set(0), While(more, step)]
+                order = (k.set(E.floordiv(n.now, 2)), While(E.lt(0, k.now), lower))
+                return [*fill, *order, start.set(rows.now), While(more, step)]
 
             return [*each([count], box), *each([classes], select)]
 
-        locals_ = (v.declaration for v in (n, k, rows, start, row, keep, common))
+        locals_ = (v.declaration for v in (n, k, here, rows, start, row, keep, common))
         return [*locals_, rows.set(0), *each([batches], batch), Store(total, (), rows.now)]
 
     centred = bool(c.attr("center_point_box", 0))
     kinds = [
-        (E.INDEX, [E.const(2), count]),
+        (E.INDEX, [count]),
         (boxes.dtype, [count, E.const(5)]),
         (E.INDEX, [bound, E.const(3)]),
     ]
     _, _, selected, total = b.opaque([boxes, scores, *read], [*kinds, (E.INDEX, [])], body)
     return b.map([c.declared(0, b.derived(total[()], bound)), 3], lambda *i: E.load(selected, i))
+
+
+def _sink(
+    heap: Value, count: Expr, entry: Expr, place: Expr, before: Callable[[Expr, Expr], Expr]
+) -> tuple[Stmt, ...]:
+    """Statements that put `entry` into the hole at `place` of a heap of `count` entries, or below it.
+
+    The entries under the hole are heaps: none comes ``before`` the one above it.
+    """
+    item, hole, below = Local("item"), Local("hole"), Local("below")
+    here, beside = E.load(heap, (below.now,)), E.load(heap, (below.now + 1,))
+    step = (
+        If(E.lt(below.now + 1, count) & before(beside, here), (below.set(below.now + 1),)),
+        If(
+            before(here, item.now),
+            (Store(heap, (hole.now,), here), hole.set(below.now), below.set(below.now * 2 + 1)),
+            (below.set(count),),
+        ),
+    )
+    return (
+        *(v.declaration for v in (item, hole, below)),
+        item.set(entry),
+        hole.set(place),
+        below.set(hole.now * 2 + 1),
+        While(E.lt(below.now, count), step),
+        Store(heap, (hole.now,), item.now),
+    )
 
 
 def _corners(box: Sequence[Expr], centred: bool) -> list[Expr]:

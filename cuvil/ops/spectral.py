@@ -96,7 +96,7 @@ def stft(c: Context) -> Value:
     """Transforms of windowed frames of a signal [batch, length, 1 or 2], [batch, frames, points, 2]."""
     b, x, window = c.b, c.x, c.optional(2)
     (step,) = c.ints(1, "frame_step", 1) or [E.const(0)]
-    wanted = c.ints(3, "frame_length", 1, MAX_LENGTH)
+    wanted = c.ints(3, "frame_length", 1, E.minimum(x.shape[1], MAX_LENGTH))
     size = wanted[0] if wanted else window.shape[0] if window is not None else E.const(0)
     if step.hi <= 0 or not 0 < size.hi <= MAX_LENGTH:
         raise c.unsupported(f"frames must have a length, at most {MAX_LENGTH}, and a positive step")

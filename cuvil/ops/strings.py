@@ -224,7 +224,7 @@ def regex_full_match(c: Context) -> Value:
 
 
 @lowering(
-    "Compress", "Concat", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Reshape",
+    "Compress", "Concat", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Reshape",
     "ScatterElements", "ScatterND", "Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Where",
     strings=True,
 )  # fmt: skip

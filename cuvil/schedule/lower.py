@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import cuvil.ops  # noqa: F401  (fills the registry)
 from cuvil.errors import ModelError, UnsupportedError
 from cuvil.ir import expr as E
+from cuvil.ir.containers import Entry, kind_of
 from cuvil.ir.graph import Graph
 from cuvil.ir.primitives import Builder, Program, Value
 from cuvil.ops.registry import lower_node
@@ -17,11 +18,27 @@ def lower(graph: Graph) -> Program:
 
     Raises:
         UnsupportedError: an operator, type or form without a lowering.
-        ModelError: a node whose inputs do not fit it, or an input of unknown rank.
+        ModelError: a node whose inputs do not fit it, an input of unknown rank, or an output that is no tensor
+            (the front end makes its items outputs).
     """
+    builder, found = _lowered(graph)
+    for name, value in found.items():
+        if not isinstance(value, Value):
+            raise ModelError(f"is {kind_of(value)}, only tensors are outputs of a program", f"output '{name}'")
+        builder.program.outputs.append(own_output(builder, builder.program, value, name))
+    return builder.program
+
+
+def outputs(graph: Graph) -> dict[str, Entry]:
+    """What the outputs of `graph` are, by name; raises as `lower` does."""
+    return _lowered(graph)[1]
+
+
+def _lowered(graph: Graph) -> tuple[Builder, dict[str, Entry]]:
+    """The builder of a program that computes `graph`, and the outputs by name."""
     program = Program(graph.name)
     builder = Builder(program)
-    env: dict[str, Value | None] = {"": None}
+    env: dict[str, Entry | None] = {"": None}
     for name in graph.inputs:
         kind = graph.types.get(name)
         if kind is None or kind.shape is None:
@@ -38,18 +55,19 @@ def lower(graph: Graph) -> Program:
     for name, array in graph.constants.items():
         env[name] = builder.constant(array, name)
     lower_nodes(graph, builder, env)
+    found = {}
     for name in graph.outputs:
         value = env.get(name)
         if value is None:
             raise ModelError("no node computes it", f"output '{name}'")
-        program.outputs.append(own_output(builder, program, value, name))
-    return program
+        found[name] = value
+    return builder, found
 
 
-def lower_nodes(graph: Graph, builder: Builder, env: dict[str, Value | None]) -> None:
+def lower_nodes(graph: Graph, builder: Builder, env: dict[str, Entry | None]) -> None:
     """Lower the nodes of `graph` in order, reading and extending `env`."""
 
-    def subgraph(inner: Graph, inputs: Sequence[Value] = ()) -> list[Value]:
+    def subgraph(inner: Graph, inputs: Sequence[Entry] = ()) -> list[Entry]:
         """The outputs of a graph inside of a node, which sees the values around it."""
         inside = {**env, **dict(zip(inner.inputs, inputs))}
         inside.update((name, builder.constant(array, name)) for name, array in inner.constants.items())
@@ -66,7 +84,7 @@ def lower_nodes(graph: Graph, builder: Builder, env: dict[str, Value | None]) ->
         made = set(builder.program.values[before:])
         for name, value in zip(node.outputs, values):
             kind = graph.types.get(name)
-            if value is None or kind is None:
+            if not isinstance(value, Value) or kind is None:
                 continue
             if kind.dtype == "string" and not value.text:
                 raise UnsupportedError(f"operator {node.op} is not supported on strings", node.where)
@@ -76,7 +94,12 @@ def lower_nodes(graph: Graph, builder: Builder, env: dict[str, Value | None]) ->
         for name, value in zip(node.outputs, values):
             if not name:
                 continue
-            if value in made and value.name.split(".")[0] == builder.origin[0] and not value.is_constant:
+            if (
+                isinstance(value, Value)
+                and value in made
+                and value.name.split(".")[0] == builder.origin[0]
+                and not value.is_constant
+            ):
                 builder.rename(value, name)
             env[name] = value
 

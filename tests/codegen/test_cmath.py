@@ -29,9 +29,9 @@ Function = Callable[[Array], Array]
 REFERENCE: dict[str, tuple[Function, float, float]] = {
     "exp": (np.exp, 1.0, math.inf),
     "log": (np.log, 1.0, math.inf),
-    "tanh": (np.tanh, 2.0, math.inf),
+    "tanh": (np.tanh, 5.0, math.inf),
     "sigmoid": (lambda x: 1 / (1 + np.exp(-x)), 3.0, math.inf),
-    "erf": (np.vectorize(math.erf, otypes=[np.float64]), 1.0, math.inf),
+    "erf": (np.vectorize(math.erf, otypes=[np.float64]), 6.0, math.inf),
     "sin": (np.sin, 2.0, 2.0**30),
     "cos": (np.cos, 2.0, 2.0**30),
     "tan": (np.tan, 4.0, 2.0**30),

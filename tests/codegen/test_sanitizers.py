@@ -21,13 +21,15 @@ Source = Callable[[], onnx.ModelProto]
 
 def odd_line() -> onnx.ModelProto:
     """A convolution of single channels over a line of 33, whose result another reads channel by channel:
-    its lanes are places along the line, and do not fill the last vector."""
+    its lanes are places along the line, and do not fill the last vector.  What it reads is needed again,
+    so its result lies at the end of the workspace."""
     net = Net("odd_line", 4)
-    x = net.conv(net.input("x", [1, 8, 11, 33]), 8, 16, 1)
-    weight = net.weight(16, 1, 3, 3, fan_in=9)
-    x = net.op("Conv", x, weight, net.bias(16), group=16, dilations=[5, 1], pads=[0, 1, 0, 1])
-    x = net.op("LeakyRelu", x, alpha=0.1)
-    net.output(net.conv(x, 16, 8, 1), "y", [1, 8, 1, 33])
+    wide = net.conv(net.input("x", [1, 8, 11, 35]), 8, 16, 1)
+    line = {"dilations": [5, 1]}
+    x = net.op("Conv", wide, net.weight(16, 1, 3, 3, fan_in=9), net.bias(16), group=16, **line)
+    x = net.conv(net.op("LeakyRelu", x, alpha=0.1), 16, 8, 1)
+    again = net.op("Conv", wide, net.weight(8, 16, 3, 3, fan_in=144), **line)
+    net.output(net.op("Add", x, again), "y", [1, 8, 1, 33])
     return net.model()
 
 

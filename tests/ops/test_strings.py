@@ -216,7 +216,7 @@ def test_small_floats(results: dict[str, list[Array]]) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (case(node("Unique", "x"), GRID), "Unique is not supported on strings"),
+        (case(node("Trilu", "x"), GRID), "Trilu is not supported on strings"),
         (case(node("Cast", "x", to=8), np.float32([1])), "Cast is not supported on strings"),
         (case(node("Cast", "x", to=9), GRID), "not to bool"),
         (case(node("StringNormalizer", "x", locale="tr_TR"), words("i")), "locale 'tr_TR'"),

@@ -9,7 +9,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from zoo import builders, packages, real
+from zoo import builders, packages, real, table
 from zoo.entry import ModelEntry, Unavailable
 from zoo.registry import MODELS, find
 
@@ -106,6 +106,24 @@ def test_real_model_runs(name: str) -> None:
     except Unavailable as reason:
         pytest.skip(str(reason))
     assert all(np.isfinite(output).all() for output in outputs)
+
+
+def test_the_table_has_every_real_model_and_its_page_shows_it() -> None:
+    rows = table.read()
+    assert list(rows) == list(real.MODELS)
+    assert all(0 <= rows[name]["error"] <= entry.tolerance for name, entry in real.MODELS.items())
+    text = table.PAGE.read_text(encoding="utf-8")
+    assert table.page(text, rows) == text, "run python -m zoo.table in tests"
+
+
+@pytest.mark.parametrize("name", real.MODELS)
+def test_the_table_says_what_the_files_are(name: str) -> None:
+    try:
+        found = table.describe(real.MODELS[name])
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    row = table.read()[name]
+    assert {key: row[key] for key in found} == found
 
 
 def test_digits_are_recognised() -> None:

@@ -47,6 +47,7 @@ class TunedKernels:
         return contract.member(found, step, context, self.tiles) if found is not None else None
 
 
-def for_device(options: Mapping[str, Any]) -> TunedKernels:
-    """The tuned kernels of a device, from its part of the ``codegen`` slice."""
-    return TunedKernels(tiles(options))
+def for_device(options: Mapping[str, Any], packing: Mapping[str, Any] | None = None) -> TunedKernels:
+    """The tuned kernels of a device, from its part of the ``codegen`` slice; they read constants as those
+    for `packing`, another such part, pack them."""
+    return TunedKernels(tiles(options, None if packing is None else tiles(packing)))

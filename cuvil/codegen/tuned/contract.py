@@ -237,7 +237,7 @@ class _Builder:
             result.append((KNest(((whole, stride), *loops, (block, 1))), []))
         if rest:
             used = -(-rest // 4) * 4 if c.dot else rest
-            result.append((KNest((*loops, (used, 1)), whole * stride, (block - used) * self.lanes), []))
+            result.append((KNest((*loops, (used, 1)), whole * stride, (block - used) * c.lanes), []))
         return result
 
     def _block_stride(self, inner: Expr, block: int) -> int | None:
@@ -262,7 +262,7 @@ class _Builder:
         c, zero = self.c, E.const(0)
         kernel = Tile(
             rows.offsets, rows.count is not None, tuple(n for n, _ in loops), c.vectors, self.tiles.width,
-            c.a.dtype, c.w.dtype, self.acc_type, c.dot, self._ahead(),
+            c.a.dtype, c.w.dtype, self.acc_type, c.dot, self._ahead(), c.lanes,
         )  # fmt: skip
         start = {**rows.at, c.column: panel * self.lanes}
         a_at = tuple(self._logical(i, start) for i in c.a.args)
@@ -285,7 +285,7 @@ class _Builder:
         if not panel.is_constant or panel.array.size < MIN_PREFETCH:
             return 0
         total = static(self.storage.elements(panel))
-        return 0 if total is None else total // -(-panel.array.shape[-1] // self.lanes)
+        return 0 if total is None else total // -(-panel.array.shape[-1] // self.c.lanes)
 
     def _epilogue(self, acc: Value, panel: Expr, rows: Rows) -> Stmt:
         """The group's other members, and the stores, over a tile of sums."""

@@ -21,11 +21,13 @@ class Tiles:
         width: float32 elements of a vector.
         registers: vector registers.
         dot: there is an instruction that multiplies and adds four bytes into an int32.
+        packing: the ISA for which constants are packed where code for several shares them, else None.
     """
 
     width: int
     registers: int
     dot: bool
+    packing: Tiles | None = None
 
     def vectors(self, columns: int | None, spatial: bool, rows: int | None) -> int:
         """Vectors in a row of the tile, for so many columns: as few idle lanes as can be, and enough
@@ -57,16 +59,20 @@ class Tiles:
         per_block = max(BLOCK // self.width, 1)
         return tuple(dict.fromkeys((preferred, per_block, *((2, 3, 1) if per_block == 1 else ()))))
 
+    def within(self, lanes: int, vectors: int) -> int:
+        """Vectors in a row of a tile that goes through panels of `lanes` columns: the largest number up
+        to `vectors` whose columns divide a panel."""
+        return next((v for v in range(vectors, 1, -1) if lanes % (v * self.width) == 0), 1)
+
     def rows(self, vectors: int) -> int:
         """Rows of a tile with so many vectors: what the registers hold beside the operands."""
         return max(1, min(MAX_ROWS, (self.registers - vectors - 1) // vectors))
 
 
-def tiles(options: Mapping[str, Any]) -> Tiles:
+def tiles(options: Mapping[str, Any], packing: Tiles | None = None) -> Tiles:
     """The tile shapes of a device, from its part of the ``codegen`` slice."""
     bits, arch = int(options.get("vector_bits", 128)), options.get("arch", "")
     if bits not in (128, 256, 512):
         bits = 128
-    return Tiles(
-        bits // 32, int(options.get("vector_registers", 16)), bool(options.get("dot_i8")) and arch == "x86_64"
-    )
+    registers, dot = int(options.get("vector_registers", 16)), bool(options.get("dot_i8"))
+    return Tiles(bits // 32, registers, dot and arch == "x86_64", packing)

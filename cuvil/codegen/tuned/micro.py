@@ -47,6 +47,7 @@ class Tile:
         a, w, acc: element types.
         dot: k runs in groups of 4 bytes that one instruction multiplies and adds (VNNI).
         ahead: elements of `w` to prefetch ahead (the same place in the next panel), 0 for none.
+        pitch: elements of `w` from one k to the next; a panel may be wider than the tile.
     """
 
     rows: tuple[int, ...]
@@ -59,6 +60,7 @@ class Tile:
     acc: str = "float32"
     dot: bool = False
     ahead: int = 0
+    pitch: int = 0
 
     @property
     def lanes(self) -> int:
@@ -146,7 +148,7 @@ class Tile:
 
     def _advance(self, pad: str, unroll: int, step: str) -> list[str]:
         group = 4 if self.dot else 1
-        return [f"{pad}o += {unroll * group} * {step};", f"{pad}w += {unroll * self.lanes * group};"]
+        return [f"{pad}o += {unroll * group} * {step};", f"{pad}w += {unroll * self.pitch * group};"]
 
     def _steps(self, pad: str, unroll: int, step: str) -> list[str]:
         lines: list[str] = []
@@ -154,12 +156,12 @@ class Tile:
         for u in range(unroll):
             lines.append(f'{pad}__asm__ volatile("" ::: "memory");')
             lines.append(f"{pad}{{")
-            bytes_ = self.lanes * group * (1 if self.w in ("int8", "uint8") else 4)
-            for line in range(0, bytes_ if self.ahead else 0, 64):
-                offset = self.ahead + (u * bytes_ + line) // (1 if self.w in ("int8", "uint8") else 4)
+            element = 1 if self.w in ("int8", "uint8") else 4
+            for line in range(0, self.lanes * group * element if self.ahead else 0, 64):
+                offset = self.ahead + u * self.pitch * group + line // element
                 lines.append(f"{pad}    __builtin_prefetch(w + {offset}, 0, 2);")
             for b in range(self.vectors):
-                at = (u * self.vectors + b) * self.width
+                at = u * self.pitch + b * self.width
                 if self.dot:
                     lines.append(f"{pad}    const V w{b} = *(const V *)(w + {at * 4});")
                 elif self.w == self.acc:

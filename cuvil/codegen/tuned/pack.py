@@ -34,7 +34,8 @@ class Contraction:
         panel: the packed value.
         batch: output axes in both operands; `rows`: not in `w`; `column`: the panels'.
         k: reduced variables, outermost first.
-        vectors: vectors in a panel's row.
+        vectors: vectors in a tile's row.
+        lanes: columns of a panel, a multiple of the tile's.
         spatial: the rows are a convolution's positions (tiles of pixels).
         dot: bytes in groups of four.
     """
@@ -48,6 +49,7 @@ class Contraction:
     column: Expr
     k: list[Expr]
     vectors: int
+    lanes: int
     spatial: bool
     dot: bool
 
@@ -138,17 +140,20 @@ def pack(program: Program, storage: Storage, value: Value, tiles: Tiles) -> Cont
     if columns is not None and columns < (2 if constant else 4):
         return None
     vectors = tiles.vectors(columns, spatial, _product(rows))
+    packing = (tiles.packing if constant else None) or tiles
+    lanes = packing.vectors(columns, spatial, _product(rows)) * packing.width
     factor: Expr = w
     groups = found.groups
     if constant and groups is None and not found.batch and _starts_within_block(storage, a):
         groups = find_groups(value, a, column, k)
     if groups is not None:
         align = storage.layout(storage.root(a.attr)).block
-        waste = {v: groups.waste(v * tiles.width, align) for v in tiles.grouped(vectors)}
-        vectors = min(waste, key=lambda v: waste[v])
-        if waste[vectors] > MAX_WASTE:
+        choices = [v * packing.width for v in packing.grouped(lanes // packing.width)]
+        waste = {n: groups.waste(n, align) for n in choices}
+        lanes = min(waste, key=lambda n: waste[n])
+        if waste[lanes] > MAX_WASTE:
             return None
-        inner, a, factor = groups.dense(a, w, vectors * tiles.width, align)
+        inner, a, factor = groups.dense(a, w, lanes, align)
         k = [inner if r is groups.channel else r for r in k]
         d = Reduce(d.axes, tuple(inner if r is groups.channel else r for r in d.reduced), d.op, d.body)
     order = _k_order(storage, a, k)
@@ -163,13 +168,12 @@ def pack(program: Program, storage: Storage, value: Value, tiles: Tiles) -> Cont
     dot = tiles.dot and types[:2] == ("uint8", "int8") and together
     if dot and (size is None or (size % 4 and not block)):
         dot = False
-    panel = _panel(
-        program, storage, value, factor, found.batch, order, column, vectors * tiles.width, dot, block
-    )
+    panel = _panel(program, storage, value, factor, found.batch, order, column, lanes, dot, block)
     new_w = E.load(panel, [*found.batch, *order, column])
     to = d.body.dtype
     value.definition = Reduce(d.axes, d.reduced, d.op, E.cast(a, to) * E.cast(new_w, to))
-    return Contraction(value, a, new_w, panel, found.batch, rows, column, order, vectors, spatial, dot)
+    vectors = lanes // tiles.width if packing is tiles else tiles.within(lanes, vectors)
+    return Contraction(value, a, new_w, panel, found.batch, rows, column, order, vectors, lanes, spatial, dot)
 
 
 def _starts_within_block(storage: Storage, a: Expr) -> bool:
