@@ -129,7 +129,8 @@ def compare(
 ) -> Row:
     """Measure `entry` on `runners`, of which the first is the subject, the others its rivals.
 
-    Rivals run `rival_model` where given, e.g. the model in a form that they quantized.
+    Rivals run `rival_model` where given, e.g. the model in a form that they quantized.  One that cannot run
+    the model is left out, with what it says in ``unable``.
 
     Raises:
         Unavailable: the model cannot be had.
@@ -137,11 +138,19 @@ def compare(
     model, feeds = entry.path(folder), entry.inputs(0)
     reference = OnnxRuntime(runners[0].settings).prepare(model, 1, feeds).run()
     subject = runners[0].name
-    prepared = {subject: runners[0].prepare(model, threads, feeds)}
+    prepared = {subject: runners[0].prepare(model, threads, feeds, entry.values)}
+    unable: dict[str, str] = {}
     for runner in runners[1:]:
         label = runner.name if runner.name not in prepared else f"{runner.name} again"
-        prepared[label] = runner.prepare(rival_model or model, threads, feeds)
+        try:
+            prepared[label] = runner.prepare(rival_model or model, threads, feeds, entry.values)
+            prepared[label].run()
+        except Exception as error:  # whatever a rival raises where it does not know a model
+            prepared.pop(label, None)
+            unable[label] = f"{type(error).__name__}: {error}"
     row: Row = {"model": entry.name, "threads": threads, "tolerance": entry.tolerance, "errors": {}}
+    if unable:
+        row["unable"] = unable
     for label, candidate in prepared.items():
         absolute, relative = errors(candidate.run(), reference)
         row["errors"][label] = {"absolute": absolute, "relative": relative}
@@ -188,16 +197,19 @@ def markdown(rows: Sequence[Row], subject: str) -> str:
             reason = str(row.get("failed") or f"skipped: {row['skipped']}")
             lines.append(f"{start} {' '.join(reason.replace('|', '/').split())} |" + " |" * (len(titles) - 3))
             continue
-        error = row["errors"][subject]
+        error, ours = row["errors"][subject], row["ms"][subject]["median"]
         exceeded = " **above tolerance**" if error["relative"] > row["tolerance"] else ""
         bare = f"{row['bare_ms']['median']:.3f}" if "bare_ms" in row else ""
         for rival, ratio in row["ratio"].items():
             low, high = ratio["quartiles"]
-            ours, theirs = (row["ms"][label]["median"] for label in (subject, rival))
+            theirs = row["ms"][rival]["median"]
             lines.append(
                 f"{start} {ours:.3f} | {bare} | {rival} | {theirs:.3f} | {ratio['median']:.2f} "
                 f"| {low:.2f}-{high:.2f} | {error['absolute']:.1e} | {error['relative']:.1e}{exceeded} |"
             )
+        for rival, reason in row.get("unable", {}).items():
+            text = " ".join(reason.replace("|", "/").split())[:100]
+            lines.append(f"{start} {ours:.3f} | {bare} | {rival} | cannot: {text} | | | | |")
     for mean in geometric_means(rows):
         lines.append(
             f"\nGeometric mean against {mean['rival']}, {mean['threads']} thread(s), "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -59,8 +59,11 @@ class Runner(ABC):
         """The runtime's version."""
 
     @abstractmethod
-    def prepare(self, model: Path, threads: int, feeds: Feeds) -> Prepared:
-        """Load or compile `model` for `threads` threads and the inputs `feeds`."""
+    def prepare(
+        self, model: Path, threads: int, feeds: Feeds, values: Mapping[str, Any] | None = None
+    ) -> Prepared:
+        """Load or compile `model` for `threads` threads and the inputs `feeds`; those in `values` never
+        change, and may be made constants."""
 
 
 class Cuvil(Runner):
@@ -74,10 +77,13 @@ class Cuvil(Runner):
 
         return str(cuvil.__version__)
 
-    def prepare(self, model: Path, threads: int, feeds: Feeds) -> Prepared:
+    def prepare(
+        self, model: Path, threads: int, feeds: Feeds, values: Mapping[str, Any] | None = None
+    ) -> Prepared:
         import cuvil
 
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = {"values": values}
+        feeds = {name: array for name, array in feeds.items() if name not in (values or {})}
         if self.settings.fixed:
             options["shapes"] = {name: list(array.shape) for name, array in feeds.items()}
         if self.settings.calibration:
@@ -104,7 +110,9 @@ class OnnxRuntime(Runner):
 
         return str(onnxruntime.__version__)
 
-    def prepare(self, model: Path, threads: int, feeds: Feeds) -> Prepared:
+    def prepare(
+        self, model: Path, threads: int, feeds: Feeds, values: Mapping[str, Any] | None = None
+    ) -> Prepared:
         import onnx
         import onnxruntime
 
@@ -122,4 +130,74 @@ class OnnxRuntime(Runner):
         return Prepared(lambda: session.run(None, feeds))
 
 
-RUNNERS: dict[str, type[Runner]] = {runner.name: runner for runner in (Cuvil, OnnxRuntime)}
+class OpenVino(Runner):
+    """OpenVINO's CPU plugin in its latency mode, in float32 (its default may round to bfloat16)."""
+
+    name = "openvino"
+
+    @property
+    def version(self) -> str:
+        import openvino
+
+        return str(openvino.__version__)
+
+    def prepare(
+        self, model: Path, threads: int, feeds: Feeds, values: Mapping[str, Any] | None = None
+    ) -> Prepared:
+        import openvino
+
+        core = openvino.Core()
+        network = core.read_model(str(model))
+        if self.settings.fixed:
+            shapes = {}
+            for port in network.inputs:
+                name = next(n for n in port.get_names() if n in feeds)
+                shapes[port] = openvino.PartialShape(list(feeds[name].shape))
+            network.reshape(shapes)
+        options = {
+            "INFERENCE_NUM_THREADS": threads,
+            "PERFORMANCE_HINT": "LATENCY",
+            "NUM_STREAMS": 1,
+            "INFERENCE_PRECISION_HINT": "f32",
+        }
+        request = core.compile_model(network, "CPU", options).create_infer_request()
+
+        def run() -> list[npt.NDArray[Any]]:
+            found = request.infer(dict(feeds))
+            return [found[i] for i in range(len(found))]
+
+        return Prepared(run)
+
+
+class PyTorch(Runner):
+    """PyTorch in eager mode: the model's operators as modules (`onnx2torch`)."""
+
+    name = "pytorch"
+
+    @property
+    def version(self) -> str:
+        import torch
+
+        return str(torch.__version__)
+
+    def prepare(
+        self, model: Path, threads: int, feeds: Feeds, values: Mapping[str, Any] | None = None
+    ) -> Prepared:
+        import onnx
+        import onnx2torch
+        import torch
+
+        torch.set_num_threads(threads)
+        module = onnx2torch.convert(onnx.load(model)).eval()
+        names = [v.name for v in onnx.load(model, load_external_data=False).graph.input if v.name in feeds]
+        tensors = [torch.from_numpy(feeds[n]) for n in names]
+
+        def run() -> list[npt.NDArray[Any]]:
+            with torch.inference_mode():
+                found = module(*tensors)
+            return [t.numpy() for t in (found if isinstance(found, (tuple, list)) else (found,))]
+
+        return Prepared(run)
+
+
+RUNNERS: dict[str, type[Runner]] = {r.name: r for r in (Cuvil, OnnxRuntime, OpenVino, PyTorch)}

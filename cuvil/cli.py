@@ -10,6 +10,7 @@ import argparse
 import json
 import math
 import os
+import re
 import sys
 import threading
 import traceback
@@ -143,15 +144,39 @@ def _stage(argv: Sequence[str]) -> int:
 # --- arguments ---
 
 
-def shape(text: str) -> tuple[str, commands.Shape]:
-    """``NAME=D0,D1,...`` as the name and its sizes; a dimension that is no number is a name."""
+_SHAPE = r"[\w\s,]*"
+_SHAPES = re.compile(rf"\[\s*(\[{_SHAPE}\]\s*(,\s*\[{_SHAPE}\]\s*)*)?\]")
+
+
+def shape(text: str) -> tuple[str, commands.Binding]:
+    """``NAME=D0,D1,...`` as the name and its sizes; a dimension that is no number is a name.
+
+    ``NAME=[[D0,D1],[D0]]`` has the shape of each item of a sequence, ``NAME=null`` says that an optional is
+    absent.
+    """
     name, equals, dims = text.rpartition("=")
-    parts = [part.strip() for part in dims.split(",")] if dims else []
-    if not equals or not name or not all(part.isdigit() or part.isidentifier() for part in parts):
+    given: list[commands.Shape | None] = []
+    if _SHAPES.fullmatch(dims):
+        given = [_sizes(item) for item in re.findall(rf"\[({_SHAPE})\]", dims[1:-1])]
+    elif dims != "null":
+        given = [_sizes(dims)]
+    if not equals or not name or None in given:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no shape: write NAME=D0,D1,... with sizes or names, such as x=1,3,224,224"
+            f"{text!r} is no shape: write NAME=D0,D1,... with sizes or names, such as x=1,3,224,224;"
+            " s=[[2,3],[4,3]] for a sequence, s=null for an optional that is absent"
         )
-    return name, tuple(int(part) if part.isdigit() else part for part in parts)
+    if dims == "null":
+        return name, None
+    shapes = [item for item in given if item is not None]
+    return name, shapes if dims.startswith("[") else shapes[0]
+
+
+def _sizes(text: str) -> commands.Shape | None:
+    """``D0,D1,...`` as sizes and names, None where it is something else."""
+    parts = [part.strip() for part in text.split(",")] if text.strip() else []
+    if not all(part.isdigit() or part.isidentifier() for part in parts):
+        return None
+    return tuple(int(part) if part.isdigit() else part for part in parts)
 
 
 def value(text: str) -> tuple[str, Any]:
@@ -229,7 +254,8 @@ def _model_options() -> _Parser:
         action="append",
         default=[],
         metavar="NAME=D0,D1,...",
-        help="sizes, or names, of an input's dimensions; may be repeated",
+        help="sizes, or names, of an input's dimensions; NAME=[[D0,...],...] for the items of a sequence,"
+        " NAME=null for an absent optional; may be repeated",
     )
     add(
         "--value",

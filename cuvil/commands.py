@@ -9,10 +9,10 @@ import contextlib
 import json
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Union
 
 from cuvil import fsio
 from cuvil.errors import CuvilError
@@ -27,6 +27,9 @@ if TYPE_CHECKING:  # loaded where they are needed, so that light commands start 
 
 Shape = tuple["int | str", ...]
 
+Binding = Union[Shape, Sequence[Shape], None]
+"""The shape of a tensor, the shapes of a sequence's items, or None for an absent optional."""
+
 PROJECT_FILE = "cuvil.yaml"
 
 
@@ -37,7 +40,8 @@ class Job:
     Attributes:
         model: the ``.onnx`` file.
         target: a profile's name, file or triple.
-        shapes: sizes or names of dimensions, by input.
+        shapes: sizes or names of dimensions, by input; lists of them for sequences, None for absent
+            optionals.
         values: of inputs that become constants, by name.
         io_format: ``nchw`` or ``nhwc``.
         quantization: ``none``, ``int8``, or ``profile`` for what the profile says.
@@ -49,7 +53,7 @@ class Job:
 
     model: Path
     target: str = "host"
-    shapes: Mapping[str, Shape] = field(default_factory=dict)
+    shapes: Mapping[str, Binding] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
     io_format: str = "nchw"
     quantization: str = "profile"
@@ -66,7 +70,7 @@ class Work:
     job: Job
     out: Layout
     target: Target
-    shapes: Mapping[str, Shape]
+    shapes: Mapping[str, Binding]
     notes: tuple[str, ...]
 
 
@@ -112,16 +116,17 @@ def opened(job: Job) -> Iterator[Work]:
         yield Work(job, artefacts.layout(Path(folder), job.model.stem, target), target, shapes, tuple(notes))
 
 
-def _bind_batch(job: Job) -> tuple[dict[str, Shape], list[str]]:
+def _bind_batch(job: Job) -> tuple[dict[str, Binding], list[str]]:
     """The job's shapes, with the symbolic first axis of every other input bound to 1, and notes on that."""
     from cuvil.frontend.onnx_reader import read_model
 
-    graph = read_model(job.model, values=job.values)
+    graph = read_model(job.model, job.shapes, job.values)
     shapes, notes = dict(job.shapes), []
     declared = {name: graph.types[name].shape or () for name in graph.inputs}
-    asked = {dim for name in shapes for dim in declared.get(name, ()) if isinstance(dim, str)}
+    bound = {*shapes, *(item for bundle in graph.input_bundles for item in bundle.items or ())}
+    asked = {dim for name in bound for dim in declared.get(name, ()) if isinstance(dim, str)}
     for name, shape in declared.items():
-        if name in shapes or not shape or not isinstance(shape[0], str) or shape[0] in asked:
+        if name in bound or not shape or not isinstance(shape[0], str) or shape[0] in asked:
             continue
         shapes[name] = (1, *shape[1:])
         kept = ",".join(map(str, shape))
@@ -298,7 +303,9 @@ def _built(job: Job, data: Path | None, progress: Progress | None) -> Iterator[t
 
     with opened(job) as work:
         build(work, progress)
-        yield work, Subject(work.out, work.target, job.model, data, job.io_format, job.values)
+        yield work, Subject(
+            work.out, work.target, job.model, data, job.io_format, job.values, job.shapes
+        )
 
 
 def _result(work: Work, found: dict[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from onnx.backend.base import Backend, BackendRep, Device, DeviceType
 
 import cuvil.ops  # noqa: F401  (fills the registry)
 from cuvil.errors import CuvilError
+from cuvil.frontend.bundles import binding_of, open_inputs
 from cuvil.frontend.importer import canonicalize
 from cuvil.frontend.onnx_reader import graph_from_proto
 from cuvil.frontend.scope import walk
@@ -31,28 +32,51 @@ OPTIMIZATION = "O1"
 
 
 class CompiledModel(BackendRep):  # type: ignore[misc]
-    """A model that is compiled and loaded."""
+    """A model that is compiled and loaded.
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
+    One whose inputs are sequences, optionals or tensors of unknown rank is compiled when it runs, once for
+    each number of items, presence and shapes of these inputs.
+    """
+
+    def __init__(self, model: onnx.ModelProto, target: Target) -> None:
+        self.model, self.target = model, target
+        given = {tensor.name for tensor in model.graph.initializer}
+        self.names = [v.name for v in model.graph.input if v.name not in given]
+        self.open = open_inputs(model)
+        self._sessions: dict[str, Session] = {}
+        if not self.open:
+            self.session({})
+
+    def session(self, feeds: Mapping[str, Any]) -> Session:
+        """What runs on inputs like `feeds`."""
+        missing = [name for name in self.open if name not in feeds]
+        if missing:
+            raise CuvilError("is missing", f"input '{missing[0]}'")
+        shapes = {name: binding_of(feeds[name]) for name in self.open}
+        if repr(shapes) not in self._sessions:
+            with tempfile.TemporaryDirectory(prefix="cuvil-") as folder:
+                path = Path(folder) / "model.onnx"
+                path.write_bytes(self.model.SerializeToString())
+                self._sessions[repr(shapes)] = compile(path, self.target, shapes=shapes)
+        return self._sessions[repr(shapes)]
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
         """The outputs in the model's order.
 
         Args:
-            inputs: arrays in the order of the model's inputs, or by name.
+            inputs: arrays (lists of them for sequences, None for absent optionals) in the order of the
+                model's inputs, or by name.
             kwargs: none is known.
 
         Raises:
             CuvilError: the inputs do not fit the model, or `kwargs` are given.
         """
         _refuse(kwargs)
-        names = [t.name for t in self.session.get_inputs()]
         if not isinstance(inputs, Mapping):
-            if len(inputs) != len(names):
-                raise CuvilError(f"{len(inputs)} inputs are given, the model has {len(names)}")
-            inputs = dict(zip(names, inputs))
-        return tuple(self.session.run(None, inputs))
+            if len(inputs) != len(self.names):
+                raise CuvilError(f"{len(inputs)} inputs are given, the model has {len(self.names)}")
+            inputs = dict(zip(self.names, inputs))
+        return tuple(self.session(inputs).run(None, inputs))
 
 
 class CuvilBackend(Backend):  # type: ignore[misc]
@@ -69,7 +93,10 @@ class CuvilBackend(Backend):  # type: ignore[misc]
     @classmethod
     def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
         """Whether the model is valid and all of its operators can be compiled, for `device`; forms and
-        element types of operators that cannot are found by `prepare` alone."""
+        element types of operators that cannot are found by `prepare` alone, or where inputs are sequences,
+        optionals or of unknown rank, when it runs."""
+        if open_inputs(model):
+            return cls.supports_device(device)
         try:
             graph = graph_from_proto(model)
             canonicalize(graph)
@@ -99,10 +126,7 @@ class CuvilBackend(Backend):  # type: ignore[misc]
         if not isinstance(target, Target):
             profile = load(target)
             target = replace(profile, toolchain=replace(profile.toolchain, optimization=OPTIMIZATION))
-        with tempfile.TemporaryDirectory(prefix="cuvil-") as folder:
-            path = Path(folder) / "model.onnx"
-            path.write_bytes(model.SerializeToString())
-            return CompiledModel(compile(path, target))
+        return CompiledModel(model, target)
 
     @classmethod
     def run_model(
@@ -123,7 +147,8 @@ class CuvilBackend(Backend):  # type: ignore[misc]
         """Compile one operator for the types and shapes of `inputs` and run it.
 
         Args:
-            inputs: arrays in the order of the node's inputs that are not omitted, or by name.
+            inputs: arrays, and lists of arrays for sequences, in the order of the node's inputs that are not
+                omitted, or by name.
             outputs_info: type and shape of each output, where shape inference does not find them.
             kwargs: `opset_version` of the node's domain (the newest by default), and those of `prepare`.
 
@@ -132,11 +157,11 @@ class CuvilBackend(Backend):  # type: ignore[misc]
         """
         version = kwargs.pop("opset_version", None) or defs.onnx_opset_version()
         names = list(dict.fromkeys(name for name in node.input if name))
-        feeds = {name: np.asarray(value) for name, value in _named(names, inputs).items()}
-        given = [
-            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
-            for name, a in feeds.items()
-        ]
+        feeds = {
+            name: [np.asarray(item) for item in value] if isinstance(value, list) else np.asarray(value)
+            for name, value in _named(names, inputs).items()
+        }
+        given = [_value_info(name, value) for name, value in feeds.items()]
         results = [name for name in node.output if name]
         made = [onnx.ValueInfoProto(name=name) for name in results]
         if outputs_info is not None:
@@ -149,6 +174,14 @@ class CuvilBackend(Backend):  # type: ignore[misc]
             opsets = [helper.make_opsetid("", defs.onnx_opset_version()), helper.make_opsetid(node.domain, 1)]
         model = helper.make_model(helper.make_graph([node], "node", given, made), opset_imports=opsets)
         return cls.prepare(model, device, **kwargs).run(feeds)
+
+
+def _value_info(name: str, value: np.ndarray | list[np.ndarray]) -> onnx.ValueInfoProto:
+    """The declaration of an input that takes `value`; a sequence without items is one of float32."""
+    if isinstance(value, list):
+        dtype = value[0].dtype if value else np.dtype(np.float32)
+        return helper.make_tensor_sequence_value_info(name, helper.np_dtype_to_tensor_dtype(dtype), None)
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
 
 
 def _named(names: Sequence[str], inputs: Any) -> Mapping[str, Any]:

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,8 @@ STRING = "string"
 
 @dataclass(frozen=True)
 class NodeArg:
-    """An input or output: `name`, `type` (``tensor(float)``), `shape` (numbers and names)."""
+    """An input or output: `name`, `type` (``tensor(float)``, ``seq(tensor(float))``), `shape` (numbers and
+    names; empty for a sequence)."""
 
     name: str
     type: str
@@ -64,6 +65,7 @@ class Session:
         self.model: str = info["model"]
         self._symbols: list[str] = info["symbols"]
         self._inputs, self._outputs = info["inputs"], info["outputs"]
+        self._input_bundles, self._output_bundles = info["input_bundles"], info["output_bundles"]
         self._keep: object = None
         self.target: Target | None = None
         self._types = [
@@ -88,11 +90,11 @@ class Session:
 
     def get_inputs(self) -> list[NodeArg]:
         """The inputs in the model's order."""
-        return [_argument(t) for t in self._inputs]
+        return _arguments(self._inputs, self._input_bundles)
 
     def get_outputs(self) -> list[NodeArg]:
         """The outputs in the model's order."""
-        return [_argument(t) for t in self._outputs]
+        return _arguments(self._outputs, self._output_bundles)
 
     def workspace_bytes(self, **sizes: int) -> int:
         """Bytes of workspace for the given symbolic sizes."""
@@ -100,25 +102,27 @@ class Session:
 
     def run(
         self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: object = None
-    ) -> list[np.ndarray]:
+    ) -> list[Any]:
         """Run the model.
 
         Args:
             output_names: the outputs wanted, all where None.
-            input_feed: an array per input.
+            input_feed: an array per input; a list of arrays for a sequence, None for an absent optional.
             run_options: ignored; there for onnxruntime's signature.
 
         Raises:
-            CuvilError: a missing or unknown name, a wrong type or shape.
+            CuvilError: a missing or unknown name, a wrong type or shape, another number of items than the
+                library was compiled for.
         """
         outputs, call, actual = self._prepare(input_feed)
         _check(call())
         if actual is not None:
             outputs = _as_sized(outputs, actual)
         outputs = [text.decode(a) if t["dtype"] == STRING else a for t, a in zip(self._outputs, outputs)]
-        by_name = dict(zip((t["name"] for t in self._outputs), outputs))
+        results = grouped(outputs, self._output_bundles)
         if output_names is None:
-            return outputs
+            return results
+        by_name = dict(zip((t.name for t in self.get_outputs()), results))
         for name in output_names:
             if name not in by_name:
                 raise CuvilError(f"is no output; the outputs are {', '.join(by_name)}", repr(name))
@@ -139,9 +143,11 @@ class Session:
     ) -> tuple[list[np.ndarray], Callable[[], int], np.ndarray | None]:
         """Buffers for the outputs, the call that fills them, and one for the outputs' actual sizes where
         the data decide some of them."""
+        if self._input_bundles:
+            feeds = _taken_apart(feeds, self._input_bundles)
         if not self._known.issuperset(feeds):
             unknown = next(n for n in feeds if n not in self._known)
-            names = ", ".join(t["name"] for t in self._inputs)
+            names = ", ".join(t.name for t in self.get_inputs())
             raise CuvilError(f"is no input; the inputs are {names}", repr(unknown))
         sizes: dict[str, int] = {}
         arrays = [self._array(t, kind, feeds, sizes) for t, kind in zip(self._inputs, self._types)]
@@ -224,8 +230,88 @@ def _as_sized(buffers: Sequence[np.ndarray], actual: np.ndarray) -> list[np.ndar
     return [b.reshape(-1)[: math.prod(shape)].reshape(shape) for b, shape in zip(buffers, shapes)]
 
 
-def _argument(t: Mapping[str, Any]) -> NodeArg:
-    return NodeArg(t["name"], f"tensor({_ORT_TYPES.get(t['dtype'], t['dtype'])})", list(t["shape"]))
+def grouped(flat: Sequence[Any], bundles: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """What a model has, in its order, from what the library has for each tensor: sequences become lists,
+    absent optionals None.
+
+    Args:
+        bundles: of the library's metadata, those of the inputs or of the outputs.
+    """
+    return [held if b and _is_list(b) else held[0] if held else None for b, held in _in_order(flat, bundles)]
+
+
+def as_model(feed: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The model's inputs by name, from a feed of tensors."""
+    bundles = metadata["input_bundles"]
+    own = {item for bundle in bundles for item in bundle["items"] or ()}
+    held = [[feed[item] for item in bundle["items"] or ()] for bundle in bundles]
+    whole = {name: value for name, value in feed.items() if name not in own}
+    whole.update((b["name"], h if _is_list(b) else h[0] if h else None) for b, h in zip(bundles, held))
+    return whole
+
+
+def as_tensors(values: Sequence[Any]) -> list[np.ndarray]:
+    """What `Session.run` or onnxruntime gives, with the items of sequences instead of lists."""
+    lists = (value if isinstance(value, list) else [] if value is None else [value] for value in values)
+    return [array for items in lists for array in items]
+
+
+def _in_order(
+    flat: Sequence[Any], bundles: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[Mapping[str, Any] | None, list[Any]]]:
+    """Each bundle with what belongs to it, and what belongs to none, in the model's order."""
+    done = 0
+    for bundle in bundles:
+        start = bundle["at"]
+        yield from ((None, [item]) for item in flat[done:start])
+        done = start + len(bundle["items"] or ())
+        yield bundle, list(flat[start:done])
+    yield from ((None, [item]) for item in flat[done:])
+
+
+def _is_list(bundle: Mapping[str, Any]) -> bool:
+    return bundle["items"] is not None and "seq(" in bundle["dtype"]
+
+
+def _taken_apart(feeds: Mapping[str, Any], bundles: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """`feeds` with the tensors of sequences and optionals instead."""
+    flat = dict(feeds)
+    for bundle in bundles:
+        name, items, where = bundle["name"], bundle["items"], f"input '{bundle['name']}'"
+        if name not in flat:
+            continue
+        value = flat.pop(name)
+        if (value is None) != (items is None):
+            there = "absent" if items is None else "present"
+            raise CuvilError(f"the library is compiled for one that is {there}", where)
+        if not _is_list(bundle):
+            flat.update({item: value for item in items or ()})
+            continue
+        if not isinstance(value, (list, tuple)):
+            raise CuvilError("is a sequence: a list of arrays is expected", where)
+        if len(value) != len(items):
+            raise CuvilError(f"has {len(value)} items, {len(items)} are expected", where)
+        flat.update(zip(items, value))
+    return flat
+
+
+def _arguments(
+    tensors: Sequence[Mapping[str, Any]], bundles: Sequence[Mapping[str, Any]]
+) -> list[NodeArg]:
+    """The model's inputs or outputs."""
+    found = []
+    for bundle, held in _in_order(tensors, bundles):
+        t = bundle or held[0]
+        shape = held[0]["shape"] if held and not (bundle and _is_list(bundle)) else []
+        found.append(NodeArg(t["name"], _ort_type(t["dtype"]), list(shape)))
+    return found
+
+
+def _ort_type(dtype: str) -> str:
+    """onnxruntime's name of a type."""
+    kind, _, inner = dtype.rstrip(")").rpartition("(")
+    text = f"tensor({_ORT_TYPES.get(inner, inner)})"
+    return f"{kind}({text}{')' * dtype.count(')')}" if kind else text
 
 
 def _check(code: int) -> None:
@@ -255,7 +341,8 @@ def compile(
         model: the ``.onnx`` file.
         target: a profile's name, file or `Target`; it must run on this machine.
         threads: worker threads of each device.
-        shapes: sizes (or new names) of dimensions, by input.
+        shapes: sizes (or new names) of dimensions, by input; of a sequence the shapes of its items, and None
+            for an absent optional.
         quantization: ``none``, ``int8``, or ``profile`` for what the profile says.
         calibration: an ``.npz`` file or arrays by input name, samples on the first axis.
         io_format: ``nchw`` or ``nhwc``.
@@ -306,7 +393,7 @@ def evaluate_graph(graph: Graph, model: str) -> Callable[[Mapping[str, np.ndarra
     """Compile `graph` for this machine; the result computes its outputs, by name, from feeds."""
     with tempfile.TemporaryDirectory(prefix="cuvil-") as folder:
         path = Path(folder) / f"{model}.onnx"
-        write_model(graph, path)
+        write_model(replace(graph, input_bundles=(), output_bundles=()), path)
         session = compile(path)
     names = [t.name for t in session.get_outputs()]
     return lambda feeds: dict(zip(names, session.run(None, feeds)))

@@ -137,7 +137,8 @@ def run_interface(out: Layout, target: Mapping[str, Any]) -> None:
     several = len({*devices}) > 1
     affinity = [target["devices"][d].get("cpus", []) if several else [] for d in devices]
     made = abi.render(out.model, ordered, placed["inputs"], placed["outputs"], placed["tensors"], affinity)
-    metadata = made.metadata | {"libm": any(p["libm"] for p in plans.values())}
+    bundles = {key: placed[key] for key in ("input_bundles", "output_bundles")}
+    metadata = made.metadata | bundles | {"libm": any(p["libm"] for p in plans.values())}
     fsio.write_text(out.interface["c"], made.source)
     fsio.write_text(out.interface["h"], made.header)
     fsio.write_json(out.interface["json"], metadata)

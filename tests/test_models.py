@@ -43,8 +43,8 @@ SMALLER: dict[str, ModelEntry] = {
 ENTRIES = {**MODELS, **SMALLER}
 
 QUICK = {
-    "silero_vad", "silero_vad_16k_sequence", "silero_vad_openvino_16k", "silero_vad_op18_ifless", "magika", "gtcrn",
-    "wake_melspectrogram", "wake_jarvis", "wake_mycroft", *real.FOLDER_FILES,
+    "silero_vad", "silero_vad_16k_sequence", "silero_vad_openvino_16k", "silero_vad_op18_ifless", "magika",
+    "gtcrn", "wake_melspectrogram", "wake_jarvis", "wake_mycroft", *real.FOLDER_FILES,
 }  # fmt: skip
 """The real networks that are small, or known for what is peculiar about them; the others are marked slow."""
 
@@ -183,7 +183,7 @@ def test_tuned_and_plain_agree(name: str, target: Target, folder: Path) -> None:
 @pytest.mark.slow
 def test_first_quantized_tensors_of_an_int8_transformer(target: Target, folder: Path) -> None:
     """They are those of onnxruntime without optimizations, but for sums that another order takes over the
-    middle between two numbers; what follows amplifies such differences, so no single answer is the right one."""
+    middle between two numbers; what follows amplifies such differences, so no one answer is right."""
     entry = ENTRIES["smart_turn"]
     model_path(entry, folder)
     model = entry.model()

@@ -20,6 +20,7 @@ SELECTION = frozenset((
     "test_lstm_defaults", "test_maxpool_2d_ceil", "test_quantizelinear_axis", "test_softmax_axis_1",
     "test_tril", "test_where_example",
     "test_shrink", "test_single_relu_model",
+    "test_identity_opt", "test_optional_has_element_empty_optional_input", "test_sequence_insert_at_back",
     "test_Conv2d_depthwise", "test_PReLU_2d",
     "test_operator_addmm", "test_operator_permute2",
 ))  # fmt: skip
@@ -70,6 +71,22 @@ def test_run_node_takes_types_and_shapes_from_its_inputs() -> None:
     np.testing.assert_array_equal(
         backend.run_node(square, [np.int32([3])], opset_version=7)[0], np.int32([9])
     )
+
+
+def test_a_model_with_a_sequence_is_compiled_for_what_it_is_given() -> None:
+    node = helper.make_node("ConcatFromSequence", ["s"], ["y"], axis=0)
+    s = helper.make_tensor_sequence_value_info("s", 1, None)
+    model = helper.make_model(
+        helper.make_graph([node], "g", [s], [helper.make_tensor_value_info("y", 1, None)])
+    )
+    ready = backend.prepare(model)
+    for rows in ([1, 2], [3], [0, 1, 1]):
+        items = [np.full((n, 2), n, np.float32) for n in rows]
+        np.testing.assert_array_equal(ready.run([items])[0], np.concatenate(items))
+    with pytest.raises(CuvilError, match=r"^input 's': is missing$"):
+        ready.run({})
+    count = helper.make_node("SequenceLength", ["s"], ["y"])
+    assert backend.run_node(count, [[np.float32([1]), np.float32([])]]) == (2,)
 
 
 def test_run_node_of_another_domain() -> None:

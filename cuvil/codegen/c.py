@@ -130,12 +130,13 @@ class Function:
     def thunk(self) -> str:
         """The kernel as a task of the pool: its arguments in a struct."""
         declared = " ".join(f"{kind} {name};" for kind, name in self.fields)
-        passed = ", ".join(f"a->{name}" for _, name in self.fields)
+        last = "lo, hi" if self.kernel.slot is None else "slot, lo, hi"
+        passed = ", ".join([*(f"a->{name}" for _, name in self.fields), last])
         return (
             f"struct {self.name}_arguments {{ {declared} }};\n"
-            f"static void {self.name}_task(const void *arguments, cv_idx lo, cv_idx hi) {{\n"
+            f"static void {self.name}_task(const void *arguments, cv_idx slot, cv_idx lo, cv_idx hi) {{\n"
             f"    const struct {self.name}_arguments *const a = arguments;\n"
-            f"    {self.name}({passed}, lo, hi);\n}}\n"
+            f"    (void)slot;\n    {self.name}({passed});\n}}\n"
         )
 
 
@@ -194,6 +195,9 @@ class CRenderer:
             fields.append((f"{constant}{c_type(root.dtype)} *", pointer))
         parameters += [f"cv_idx {size_symbol(s)}" for s in symbols]
         fields += [("cv_idx", size_symbol(s)) for s in symbols]
+        if kernel.slot is not None:
+            self.scope.variables[kernel.slot] = "slot"
+            parameters.append("cv_idx slot")
         lines = [f"/* {comment(', '.join(kernel.origin) or kernel.name)} */"]
         lines.append(f"static void {name}({', '.join([*parameters, 'cv_idx lo', 'cv_idx hi'])}) {{")
         lines.append("    for (cv_idx point = lo; point < hi; point++) {")

@@ -3,8 +3,9 @@
 Created on the first call that needs it, one per device library.  Chunks of points are claimed from
 an atomic counter, so a thread that is late costs nothing; idle threads spin shortly, then sleep.
 Where the pool is taken by another caller, the points run in the calling thread: `run` stays
-re-entrant.  Every point is computed by the same code whoever claims it, so results do not depend on
-the number of threads.
+re-entrant.  A thread's number tells a kernel which part of its scratch memory to work in; the caller's
+is 0, for its workspace is its own.  Every point is computed by the same code whoever claims it, so
+results do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _POOL = """
 #include <pthread.h>
 #define CV_THREADS %(threads)d
 
-typedef void (*cv_task)(const void *arguments, cv_idx lo, cv_idx hi);
+typedef void (*cv_task)(const void *arguments, cv_idx slot, cv_idx lo, cv_idx hi);
 
 static struct {
     pthread_mutex_t owner, lock;
@@ -41,18 +42,17 @@ static inline void cv_pause(void) {
 #endif
 }
 
-static void cv_claim(void) {
+static void cv_claim(cv_idx slot) {
     for (;;) {
         const cv_idx lo = __atomic_fetch_add(&cv_pool.next, cv_pool.chunk, __ATOMIC_RELAXED);
         if (lo >= cv_pool.points) return;
         const cv_idx hi = lo + cv_pool.chunk < cv_pool.points ? lo + cv_pool.chunk : cv_pool.points;
-        cv_pool.task(cv_pool.arguments, lo, hi);
+        cv_pool.task(cv_pool.arguments, slot, lo, hi);
     }
 }
 
-static void *cv_worker(void *unused) {
+static void *cv_worker(void *slot) {
     unsigned seen = 0;
-    (void)unused;
     for (;;) {
         int spins = 0;
         while (__atomic_load_n(&cv_pool.epoch, __ATOMIC_ACQUIRE) == seen && spins++ < 4000) cv_pause();
@@ -63,7 +63,7 @@ static void *cv_worker(void *unused) {
         if (join) __atomic_fetch_add(&cv_pool.active, 1, __ATOMIC_RELAXED);
         pthread_mutex_unlock(&cv_pool.lock);
         if (join) {
-            cv_claim();
+            cv_claim((cv_idx)(intptr_t)slot);
             __atomic_fetch_sub(&cv_pool.active, 1, __ATOMIC_RELEASE);
         }
     }
@@ -77,14 +77,14 @@ static void cv_start(void) { /* the owner holds cv_pool.owner */
         pthread_attr_t attributes;
         pthread_attr_init(&attributes);
         pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-        pthread_create(&thread, &attributes, cv_worker, 0);
+        pthread_create(&thread, &attributes, cv_worker, (void *)(intptr_t)i);
         pthread_attr_destroy(&attributes);
     }
 }
 
 static void cv_parallel(cv_task task, const void *arguments, cv_idx points) {
     if (points < 2 || pthread_mutex_trylock(&cv_pool.owner) != 0) {
-        task(arguments, 0, points);
+        task(arguments, 0, 0, points);
         return;
     }
     if (!cv_pool.started) cv_start();
@@ -98,7 +98,7 @@ static void cv_parallel(cv_task task, const void *arguments, cv_idx points) {
     __atomic_store_n(&cv_pool.epoch, cv_pool.epoch + 1, __ATOMIC_RELEASE);
     pthread_cond_broadcast(&cv_pool.wake);
     pthread_mutex_unlock(&cv_pool.lock);
-    cv_claim();
+    cv_claim(0);
     pthread_mutex_lock(&cv_pool.lock);
     cv_pool.open = 0; /* late workers do not join; those that did still read the task */
     pthread_mutex_unlock(&cv_pool.lock);

@@ -56,7 +56,7 @@ def render(parts: Sequence[Part], prefix: str, threads: int = 1) -> DeviceCode:
         aliased = {*s.aliases, *s.aliases.values()}
         stem = f"s{position}_" if len(parts) > 1 else ""
         functions = [renderer.kernel(k, f"{stem}{k.name}_{_hint(k.origin)}", aliased) for k in s.kernels]
-        shared = {f.name for f in functions if threads > 1 and _is_worth_sharing(f)}
+        shared = {f.name for f in functions if threads > 1 and _is_worth_sharing(f, threads)}
         bodies += [f.text + (f.thunk if f.name in shared else "") for f in functions]
         bodies.append(_run(s, renderer, functions, part.symbol, f"{weights_symbol} + {base}", shared))
         segments.append(_plan(part, renderer, functions))
@@ -100,8 +100,10 @@ def is_sized_by_data(s: Schedule) -> bool:
     return any(depends_on_data(*v.shape) for v in s.program.outputs)
 
 
-def _is_worth_sharing(f: Function) -> bool:
-    """A kernel has points to share, and more work than waking a thread costs."""
+def _is_worth_sharing(f: Function, threads: int) -> bool:
+    """A kernel has points to share, scratch memory for all threads, and more work than waking one costs."""
+    if f.kernel.slot is not None and (static(f.kernel.slot.args[0]) or 0) < threads:
+        return False
     if not f.kernel.parallel or static(f.points) == 1:
         return False
     work = 0
@@ -144,7 +146,8 @@ def _run(
             lines.append(f"    {{ const struct {f.name}_arguments a = {{{', '.join(arguments)}}};")
             lines.append(f"      cv_parallel({f.name}_task, &a, {points}); }}")
         else:
-            lines.append(f"    {f.name}({', '.join([*arguments, '0', points])});")
+            slot = ["0"] if f.kernel.slot is not None else []
+            lines.append(f"    {f.name}({', '.join([*arguments, *slot, '0', points])});")
         lines.append(f'    CV_TICK("{f.name}");')
         for n in (n for n, made in s.known.items() if made == step):
             lines += _known(n, E.largest(n) if n in in_memory else n.args[1], renderer, address)
@@ -157,11 +160,11 @@ def _run(
 def _known(symbol: Expr, bound: Expr, renderer: CRenderer, address: Callable[[Value], str]) -> list[str]:
     """The value of a data-dependent symbol from memory, checked against its limits."""
     root, offset = renderer.storage.address(number(symbol), ())
-    name = size_symbol(symbol.attr)
-    failed = f"{name} < {int(symbol.lo)} || {name} > {size_text(renderer, bound)}"
+    value = f"({address(root)})[{size_text(renderer, offset)}]"
+    failed = f"{value} < {int(symbol.lo)} || {value} > {size_text(renderer, bound)}"
     return [
-        f"    const cv_idx {name} = (cv_idx)({address(root)})[{size_text(renderer, offset)}];",
         f"    if ({failed}) return {ERRORS['CUVIL_BAD_VALUE'][0]};",
+        f"    const cv_idx {size_symbol(symbol.attr)} = (cv_idx){value};",
     ]
 
 

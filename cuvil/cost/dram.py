@@ -130,7 +130,14 @@ class Footprints:
 
     def _tile(self, s: Micro) -> list[Access]:
         """What a tuned tile reads: for rows x lanes sums over k, rows x k of one operand and
-        k x lanes of the other; its sums stay in registers."""
+        k x lanes of the other; its sums stay in registers.  Other micro-kernels say what they touch."""
+        if s.touches:
+            return [
+                self._made(root, {}, E.variables(offset), n == len(s.reads), float(s.touches[n]))
+                for n, (value, indices) in enumerate((*s.reads, s.writes))
+                if value not in self.loops.locals
+                for root, offset in [self.storage.address(value, indices)]
+            ]
         rows, lanes = (self.sizes(n) for n in s.writes[0].shape)
         k = self.sizes(s.flops) / max(2 * rows * lanes, 1.0)
         found = []

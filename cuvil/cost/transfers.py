@@ -66,7 +66,7 @@ def transfer(topology: Topology, tensor: str, source: str, sink: str, size: int,
 def tensor_bytes(graph: Graph, name: str, bindings: Mapping[str, int]) -> int:
     """Size of a tensor; sizes that are not known count as 1."""
     kind = graph.types.get(name)
-    if kind is None or kind.shape is None or kind.dtype == "string":
+    if kind is None or kind.shape is None or kind.dtype == "string" or not kind.is_tensor:
         return 0
     sizes = [n if isinstance(n, int) else bindings.get(n, DEFAULT_SIZE) for n in kind.shape]
     return math.prod(sizes) * numpy_dtype(kind.dtype).itemsize

@@ -9,12 +9,13 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from cuvil.errors import ModelError
+from cuvil.frontend.bundles import Binding, flatten_inputs
 from cuvil.frontend.infer import UNKNOWN
 from cuvil.frontend.scope import Namer, substitute_dims
 from cuvil.frontend.tensors import checked_elements, numpy_dtype
 from cuvil.ir.graph import Dim, Graph, Shape, TensorType
 
-Shapes = Mapping[str, Sequence[Dim]]
+Shapes = Mapping[str, Binding]
 Values = Mapping[str, Any]
 """By input: a number, a truth value, a text, nested lists of one of them, or an array."""
 
@@ -27,11 +28,12 @@ def bind_inputs(graph: Graph, shapes: Shapes, values: Values) -> None:
     those that have one of `values` constants.
 
     A size bound to a symbol replaces the symbol in every type of the graph; a dimension that is
-    neither bound nor named by the model becomes ``<input>_d<axis>``.
+    neither bound nor named by the model becomes ``<input>_d<axis>``.  Sequences and optionals become tensors.
 
     Raises:
         ModelError: `shapes` or `values` names no input, has another rank, contradicts a size the model
-            fixes or itself, or leaves open a negative or too large size; a value is not of the input's type.
+            fixes or itself, or leaves open a negative or too large size; a value is not of the input's type;
+            an input that is a sequence or an optional is not bound.
     """
     for name in (*shapes, *values):
         if name not in graph.inputs:
@@ -40,17 +42,20 @@ def bind_inputs(graph: Graph, shapes: Shapes, values: Values) -> None:
             )
         if name in shapes and name in values:
             raise ModelError("bound to a shape and to a value; the value alone says both", f"input '{name}'")
+    for name in graph.inputs:
+        if name not in graph.types:
+            raise ModelError("the model declares no type", f"input '{name}'")
+    fixed = {name: constant(name, value, graph.types[name]) for name, value in values.items()}
+    tensors = flatten_inputs(graph, shapes, values)
     symbols: dict[str, Dim] = {}
     bound: dict[str, Shape] = {}
     for name in graph.inputs:
-        known = graph.types.get(name)
-        if known is None:
-            raise ModelError("the model declares no type", f"input '{name}'")
-        if name in shapes:
-            bound[name] = _bind(name, known.shape, tuple(_dim(name, size) for size in shapes[name]), symbols)
-        elif name in values:
-            graph.constants[name] = value = constant(name, values[name], known)
-            bound[name] = _bind(name, known.shape, value.shape, symbols)
+        known = graph.types[name]
+        if name in tensors:
+            bound[name] = _bind(name, known.shape, tuple(_dim(name, size) for size in tensors[name]), symbols)
+        elif name in fixed:
+            graph.constants[name] = fixed[name]
+            bound[name] = _bind(name, known.shape, fixed[name].shape, symbols)
         elif known.shape is not None:
             bound[name] = known.shape
     for name, shape in bound.items():
@@ -76,7 +81,7 @@ def constant(name: str, value: Any, declared: TensorType) -> np.ndarray:
     where, text = f"input '{name}'", " ".join(str(value).split())
     if len(text) > 40:
         text = f"{text[:40]}..."
-    if "(" in declared.dtype:
+    if not declared.is_tensor:
         raise ModelError(f"has type {declared.dtype}; only tensors are bound to values", where)
     kind = numpy_dtype(declared.dtype)
     try:

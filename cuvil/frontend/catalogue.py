@@ -35,7 +35,6 @@ RENAMED = {"Scatter": "ScatterElements", "Upsample": "Resize"}
 DEFINITIONS: dict[Key, tuple[str, ...]] = {
     ("", "Bernoulli"): ("Greater", "RandomUniformLike"),
     ("", "LinearAttention"): ("MatMul", "Scan"),
-    ("", "SequenceMap"): ("Loop", "SequenceAt", "SequenceEmpty", "SequenceInsert", "SequenceLength"),
     ("ai.onnx.preview", "FlexAttention"): ("MatMul", "Softmax"),
 }
 """Operators defined by a function that depends on attributes and types, with what it needs besides the

@@ -176,7 +176,7 @@ def _evaluate(node: Node, scope: Scope) -> dict[str, np.ndarray] | None:
 
 
 def _is_small(kind: TensorType | None, bounded: bool) -> bool:
-    if kind is None or "(" in kind.dtype or kind.shape is None:
+    if kind is None or not kind.is_tensor or kind.shape is None:
         return False
     if bounded:
         return True

@@ -3,12 +3,13 @@ a trial lowering of the single node gives."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from cuvil.errors import CuvilError
 from cuvil.ir import expr as E
+from cuvil.ir.containers import Entry
 from cuvil.ir.expr import Expr
 from cuvil.ir.graph import Dim, Graph, Node, TensorType
 from cuvil.ir.primitives import Builder, Program, Value
@@ -58,13 +59,13 @@ def _lowered(
             return builder.text_input(name, shape)
         return builder.input(name, kind.dtype, shape)
 
-    def subgraph(inner: Graph, inputs: Sequence[Value] = ()) -> list[Value]:
+    def subgraph(inner: Graph, inputs: Sequence[Entry] = ()) -> list[Entry]:
         raise AssertionError(inner.name)
 
     made = lower_node(builder, node, [value(name) for name in node.inputs], opset, subgraph, {})
     found = {}
     for name, result in zip(node.outputs, made):
-        if name and result is not None:
+        if name and isinstance(result, Value):
             shape = result.shape[:-1] if result.text else result.shape
             dims = tuple(int(s.attr) if s.is_const else sizes.get(s, "") for s in shape)
             found[name] = TensorType("string" if result.text else result.dtype, dims)

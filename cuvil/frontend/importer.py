@@ -6,6 +6,7 @@ import os
 
 from cuvil.frontend.aliases import remove_aliases
 from cuvil.frontend.binding import Shapes, Values
+from cuvil.frontend.bundles import flatten_outputs
 from cuvil.frontend.checks import check_graph
 from cuvil.frontend.fold import fold_constants, remove_dead_code
 from cuvil.frontend.functions import expand_functions
@@ -57,6 +58,7 @@ def canonicalize(graph: Graph) -> None:
     if expand_functions(graph):
         _settle(graph)
     check_graph(graph)
+    flatten_outputs(graph)
     check_strictly(graph)
 
 

@@ -215,22 +215,37 @@ def _run(graph: Graph) -> list[dict[str, TensorType]]:
         raise ModelError(
             f"shape inference fails: {' '.join(str(error).split())}", f"graph '{graph.name}'"
         ) from None
-    return [_types(inner) for inner in _walk_proto(found)]
+    graphs = list(_walk_proto(found))
+    shared = {n for inner in graphs for value in _values(inner) for n in _item_sizes(value.type)}
+    return [_types(inner, shared) for inner in graphs]
 
 
-def _types(graph: onnx.GraphProto) -> dict[str, TensorType]:
+def _values(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
+    yield from (*graph.input, *graph.value_info, *graph.output)
+
+
+def _item_sizes(kind: onnx.TypeProto) -> Iterator[str]:
+    """The names that inference made up for sizes of a sequence's items.  They are passed on to every item
+    that is taken out, but items may differ."""
+    if kind.HasField("optional_type"):
+        yield from _item_sizes(kind.optional_type.elem_type)
+    elif kind.HasField("sequence_type"):
+        sizes = kind.sequence_type.elem_type.tensor_type.shape.dim
+        yield from (d.dim_param for d in sizes if is_generated(d.dim_param))
+
+
+def _types(graph: onnx.GraphProto, shared: set[str]) -> dict[str, TensorType]:
+    """Types by name; sizes named as one of `shared` are unknown.  So are negative sizes, which inference
+    gives to what cannot be: `checks` names the node at fault, and a branch that is never taken has none."""
     types = {}
-    for value in (*graph.input, *graph.value_info, *graph.output):
+    for value in _values(graph):
         known = type_from_proto(value.type, f"value '{value.name}'")
+        if known is not None and known.shape is not None:
+            dims = (UNKNOWN if d in shared or (isinstance(d, int) and d < 0) else d for d in known.shape)
+            known = TensorType(known.dtype, tuple(dims))
         if known is not None:
-            types[value.name] = known if known.shape is None else _without_negatives(known.dtype, known.shape)
+            types[value.name] = known
     return types
-
-
-def _without_negatives(dtype: str, shape: Shape) -> TensorType:
-    """A type whose negative sizes, which inference gives to what cannot be, are unknown: `checks`
-    names the node at fault, and a branch that is never taken has none."""
-    return TensorType(dtype, tuple(UNKNOWN if isinstance(d, int) and d < 0 else d for d in shape))
 
 
 def _walk_proto(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:

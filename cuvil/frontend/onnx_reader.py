@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import graphlib
 import heapq
+import json
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +27,11 @@ from cuvil.errors import CuvilError, ModelError, UnsupportedError
 from cuvil.frontend.aliases import remove_aliases
 from cuvil.frontend.binding import Shapes, Values, bind_inputs
 from cuvil.frontend.infer import UNKNOWN, infer_types, is_generated
-from cuvil.frontend.onnx_writer import PRODUCER
+from cuvil.frontend.onnx_writer import BUNDLES, PRODUCER
 from cuvil.frontend.schema import check_schemas, is_standard
 from cuvil.frontend.tensors import decode, decode_sparse, type_from_proto
 from cuvil.frontend.wire import scan
-from cuvil.ir.graph import Graph, Node, TensorType, captured
+from cuvil.ir.graph import Bundle, Graph, Node, TensorType, captured
 from cuvil.limits import MAX_MODEL_BYTES, MAX_NODES, MAX_SUBGRAPH_DEPTH
 from cuvil.ops.microsoft import DOMAIN as MICROSOFT
 from cuvil.ops.registry import OPERATORS
@@ -103,11 +105,30 @@ def graph_from_proto(
     graph = _Reader(opset, folder, model.producer_name == PRODUCER).graph(model.graph, frozenset(), 0)
     if not graph.outputs and model.producer_name != PRODUCER:  # a device may have no part
         raise ModelError("the model has no outputs", f"graph '{graph.name}'")
+    if model.producer_name == PRODUCER:
+        _read_bundles(graph, model.graph)
     bind_inputs(graph, shapes or {}, values or {})
     check_schemas(graph)
     remove_aliases(graph)
     infer_types(graph)
     return graph
+
+
+def _read_bundles(graph: Graph, proto: GraphProto) -> None:
+    """What Cuvil wrote of inputs and outputs that were no tensors.
+
+    Raises:
+        ModelError: it is damaged.
+    """
+    for entry in proto.metadata_props:
+        if entry.key not in BUNDLES:
+            continue
+        try:
+            bundles = [Bundle(**fields) for fields in json.loads(entry.value)]
+            bundles = [replace(b, items=None if b.items is None else tuple(b.items)) for b in bundles]
+        except (TypeError, ValueError) as error:
+            raise ModelError(f"metadata '{entry.key}' is damaged", f"graph '{graph.name}'") from error
+        setattr(graph, BUNDLES[entry.key], tuple(bundles))
 
 
 def _opset(model: ModelProto) -> int:

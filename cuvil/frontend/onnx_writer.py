@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -71,6 +73,10 @@ def node_to_proto(node: Node, opset: int) -> onnx.NodeProto:
     return proto
 
 
+BUNDLES = {"cuvil.inputs": "input_bundles", "cuvil.outputs": "output_bundles"}
+"""Keys of a graph's metadata, and what they hold, as JSON."""
+
+
 def _graph(graph: Graph, keep: Callable[[np.ndarray], bool] | None = None) -> onnx.GraphProto:
     proto = onnx.GraphProto(name=graph.name or "graph")
     proto.input.extend(_value(name, graph.types.get(name)) for name in graph.inputs)
@@ -91,6 +97,9 @@ def _graph(graph: Graph, keep: Callable[[np.ndarray], bool] | None = None) -> on
         _value(name, type_of(graph.constants[name]) if name in graph.constants else graph.types.get(name))
         for name in graph.outputs
     )
+    for key, field in BUNDLES.items():
+        if bundles := getattr(graph, field):
+            proto.metadata_props.add(key=key, value=json.dumps([asdict(b) for b in bundles]))
     return proto
 
 

@@ -84,8 +84,8 @@ def type_from_proto(proto: onnx.TypeProto, where: str) -> TensorType | None:
     """The type a model declares, or None where it declares none.
 
     A dimension without size or name becomes the empty string; a negative size is kept, so that
-    the caller can ask for a binding.  A sequence or an optional becomes ``seq(float32)`` or
-    ``optional(float32)`` with the shape of its elements.
+    the caller can ask for a binding.  An optional becomes ``optional(float32)`` with the shape of what
+    it holds, a sequence ``seq(float32)`` without a shape: items may differ, whatever a model declares.
 
     Raises:
         UnsupportedError: a map, a sparse tensor or an opaque type.
@@ -101,8 +101,11 @@ def type_from_proto(proto: onnx.TypeProto, where: str) -> TensorType | None:
         return TensorType(dtype, _dims(tensor.shape) if tensor.HasField("shape") else None)
     if kind in ("sequence_type", "optional_type"):
         inner = type_from_proto(getattr(proto, kind).elem_type, where)
-        prefix = "seq" if kind == "sequence_type" else "optional"
-        return inner and TensorType(f"{prefix}({inner.dtype})", inner.shape)
+        if inner is None:
+            return None
+        if kind == "sequence_type":
+            return TensorType(f"seq({inner.dtype})", None)
+        return TensorType(f"optional({inner.dtype})", inner.shape)
     hint = "; of a classifier, export the scores without ZipMap" if kind == "map_type" else ""
     raise UnsupportedError(f"values of kind {kind} are not supported, only tensors{hint}", where)
 

@@ -22,10 +22,23 @@ Shape = tuple[Dim, ...]
 @dataclass(frozen=True)
 class TensorType:
     """Element type (an ONNX name in lower case: ``float32``, ``int8``, ``bool``, ``string``...)
-    and shape; `shape` is None where even the rank is unknown."""
+    and shape; `shape` is None where even the rank is unknown.
+
+    A sequence is ``seq(float32)``, without a shape since its items may differ; an optional is
+    ``optional(float32)`` or ``optional(seq(float32))``.
+    """
 
     dtype: str
     shape: Shape | None
+
+    @property
+    def is_tensor(self) -> bool:
+        return "(" not in self.dtype
+
+    @property
+    def inner(self) -> TensorType:
+        """The type of what an optional holds; of a sequence's items, whose shapes are unknown."""
+        return TensorType(self.dtype[self.dtype.index("(") + 1 : -1], self.shape)
 
 
 @dataclass
@@ -50,6 +63,23 @@ class Node:
         return (value for value in self.attrs.values() if isinstance(value, Graph))
 
 
+@dataclass(frozen=True)
+class Bundle:
+    """A model's input or output that is a sequence or an optional; a graph has the tensors in it instead.
+
+    Attributes:
+        name: in the model.
+        dtype: its type, ``seq(float32)``, ``optional(float32)`` or ``optional(seq(float32))``.
+        items: the graph's inputs (outputs) that it consists of, in order; None for an absent optional.
+        at: how many inputs (outputs) of the graph come before it.
+    """
+
+    name: str
+    dtype: str
+    items: tuple[str, ...] | None
+    at: int
+
+
 @dataclass
 class Graph:
     """A model's graph: nodes in topological order, values named by strings.
@@ -59,6 +89,7 @@ class Graph:
         constants: initializers by name, in numpy with `ml_dtypes` for the small types.
         types: the type of every value that is known.
         opset: version of the default domain.
+        input_bundles, output_bundles: those inputs and outputs of the model that are no tensors.
     """
 
     name: str
@@ -68,6 +99,8 @@ class Graph:
     constants: dict[str, np.ndarray]
     types: dict[str, TensorType]
     opset: int
+    input_bundles: tuple[Bundle, ...] = ()
+    output_bundles: tuple[Bundle, ...] = ()
 
     def producers(self) -> dict[str, Node]:
         """The node that makes each value."""

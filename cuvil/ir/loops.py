@@ -82,7 +82,8 @@ class Micro:
 
     `kernel` is the description that the renderer's table of micro-kernels understands (hashable:
     equal descriptions share one function); `arguments` are (value, indices) whose addresses are
-    passed, then plain index arguments.
+    passed, then plain index arguments.  What it touches follows from its tile of sums, the last two axes of
+    the value written, unless `touches` says how many elements of each value read and of the one written.
     """
 
     kernel: Any
@@ -90,6 +91,7 @@ class Micro:
     writes: tuple[Value, tuple[Expr, ...]]
     arguments: tuple[Expr, ...] = ()
     flops: Expr = field(default_factory=lambda: E.const(0))
+    touches: tuple[int, ...] = ()
 
 
 Stmt = Union[For, Store, Accumulate, Declare, If, While, Let, Micro]
@@ -105,6 +107,8 @@ class Kernel:
         reads, writes: values in memory, not locals.
         origin: names of the graph nodes that it came from.
         tag: what kind of work it is (``conv``, ``gemm``, ``rows``, ...), a class for the cost model.
+        slot: a variable whose value is the number of the thread that runs a point, below its extent: where
+            in a scratch value in memory the point works.
     """
 
     name: str
@@ -115,6 +119,7 @@ class Kernel:
     origin: tuple[str, ...] = ()
     tag: str = "map"
     values: tuple[Value, ...] = field(default_factory=tuple)
+    slot: Expr | None = None
 
 
 def children(statement: Stmt) -> tuple[Stmt, ...]:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Union
 
@@ -399,6 +400,26 @@ class Builder:
         result = most if most.is_const and most.attr == low else symbol
         self._derived[definition, most, low] = result
         return result
+
+    @contextmanager
+    def given(self, condition: Expr) -> Iterator[None]:
+        """What is made in the block counts only where `condition` holds too."""
+        outer = self.guard
+        self.guard = condition if outer is None else outer & condition
+        try:
+            yield
+        finally:
+            self.guard = outer
+
+    def attempt(self) -> Callable[[], None]:
+        """A function that takes back all that is made from now on."""
+        made, numbers, known = len(self.program.values), len(self.program.derived), dict(self._derived)
+
+        def undo() -> None:
+            del self.program.values[made:], self.program.derived[numbers:]
+            self._derived = known
+
+        return undo
 
     def require(self, holds: Expr) -> None:
         """The run ends with an error code where `holds`, which may load from values made before, is false."""

@@ -172,7 +172,8 @@ def kernel(k: Kernel, symbols: Iterable[Expr]) -> None:
     known = set(symbols)
     check(all(v.op == "var" for v in k.parallel), k.name, "is parallel over what is no variable")
     writes = {*k.writes}
-    _statements(k.body, k.name, {*k.reads, *writes}, writes, known, k.parallel)
+    outer = [*k.parallel, *([k.slot] if k.slot is not None else [])]
+    _statements(k.body, k.name, {*k.reads, *writes}, writes, known, outer)
     stored = {s.target for s in walk(k.body) if isinstance(s, (Store, Accumulate))}
     stored |= {s.writes[0] for s in walk(k.body) if isinstance(s, Micro)}
     for v in writes:

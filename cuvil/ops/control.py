@@ -41,7 +41,10 @@ def if_node(c: Context) -> list[Entry]:
     branches: tuple[Graph, Graph] = c.attr("then_branch"), c.attr("else_branch")
     if condition.is_const:
         return c.subgraph(branches[0 if condition.attr else 1])
-    yes, no = (c.subgraph(b) for b in branches)
+    with c.b.given(condition):
+        yes = c.subgraph(branches[0])
+    with c.b.given(E.unary("not", condition)):
+        no = c.subgraph(branches[1])
     return [_chosen_entry(c, condition, number, a, b) for number, (a, b) in enumerate(zip(yes, no))]
 
 
@@ -98,8 +101,7 @@ def scan_node(c: Context) -> list[Entry]:
     results = len(body.outputs) - len(states)
     out_axes = c.attr("scan_output_axes") or [0] * results
     out_backward = c.attr("scan_output_directions") or [0] * results
-    length = next((x.shape[a] for x, a in zip(scanned, axes) if static(x.shape[a]) is not None),
-                  scanned[0].shape[axes[0]])  # fmt: skip
+    length = _common_length(c, [x.shape[a] for x, a in zip(scanned, axes)])
     loop = _Loop(c, body, length, states)
 
     def slice_of(x: Value, axis: int, reverse: int) -> _Feed:
@@ -126,6 +128,19 @@ def scan_node(c: Context) -> list[Entry]:
     return [*final, *made]
 
 
+def _common_length(c: Context, lengths: Sequence[Expr]) -> Expr:
+    """The size that all of `lengths` must have: the known one, or the smallest."""
+    known = {static(n) for n in lengths} - {None}
+    if len(known) > 1:
+        raise c.error(f"the scanned axes have sizes {sorted(n for n in known if n is not None)}; they must agree")
+    length = next((n for n in lengths if static(n) is not None), lengths[0])
+    for n in lengths:
+        c.b.require_equal(n, length)
+        if not known:
+            length = E.minimum(length, n)
+    return length
+
+
 @lowering("Loop")
 def loop_node(c: Context) -> list[Entry]:
     """The body again and again, at most as often as input 0 says and while its condition holds."""
@@ -134,14 +149,20 @@ def loop_node(c: Context) -> list[Entry]:
     states = [entry for entry in c.given[2:] if entry is not None]
     start = E.const(True, "bool") if condition is None else condition[(0,) * condition.rank]
     passes_on = _passes_on(body, body.inputs[1], body.outputs[0])
+    asked = None if trips is None else E.maximum(E.cast(trips[(0,) * trips.rank], E.INDEX), 0)
+    if asked is None and passes_on:
+        c.b.require(E.unary("not", start))
+        if start.is_const and start.attr:
+            raise c.error("the loop never ends: it has no trip count, and its condition stays true")
+        asked = E.const(0)
+    endless = asked is None or (asked.is_const and asked.attr > limits.MAX_SYMBOL)
     most: Expr = E.const(limits.DATA_SIZE)
-    if trips is not None:
-        asked = E.maximum(E.cast(trips[(0,) * trips.rank], E.INDEX), 0)
+    if asked is not None and not endless:
         if passes_on or (start.is_const and not start.attr):
             asked = E.select(start, asked, E.const(0))
         most = _declared_trips(c, len(states), asked) if passes_on else asked
         most = c.b.derived(most, limits.MAX_SYMBOL)
-    loop = _Loop(c, body, most, states)
+    loop = _Loop(c, body, most, states, endless)
     number = _Feed(E.INDEX, [E.const(1)] * _rank(body, body.inputs[0]), lambda t, i: t + 0)
     shape = [E.const(1)] * _rank(body, body.inputs[1])
     if passes_on:
@@ -189,10 +210,16 @@ class _Feed:
 
 
 class _Loop:
-    """A body that runs `extent` times over `states`."""
+    """A body that runs `extent` times over `states`.
 
-    def __init__(self, c: Context, body: Graph, extent: Expr, states: Sequence[Entry]) -> None:
-        self.c, self.b, self.body, self.extent = c, c.b, body, extent
+    Attributes:
+        must_end: the run ends with an error code where the condition still holds after `extent` steps.
+    """
+
+    def __init__(
+        self, c: Context, body: Graph, extent: Expr, states: Sequence[Entry], must_end: bool = False
+    ) -> None:
+        self.c, self.b, self.body, self.extent, self.must_end = c, c.b, body, extent, must_end
         self.initial = list(states)
         self.states = [s for s in states if isinstance(s, Value)]
 
@@ -211,13 +238,12 @@ class _Loop:
         """
         reason = "a state is a sequence or an optional"
         if len(self.states) == len(self.initial):
-            values = self.b.program.values
-            size, derived = len(values), len(self.b.program.derived)
+            undo = self.b.attempt()
             made = self._recurrence(before, after, start)
             if not isinstance(made, str):
                 return list(made[0]), made[1]
             reason = made
-            del values[size:], self.b.program.derived[derived:]
+            undo()
         steps = static(self.extent)
         if steps is None:
             raise self.c.unsupported(f"{reason}; the number of steps must then be known at compile time")
@@ -272,6 +298,10 @@ class _Loop:
 
             b.program.values.append(active)
             b.define(active, alive)
+            if self.must_end:
+                end = self.extent - 1
+                b.require(E.unary("not", E.load(active, (end,)) & lifter.at(said, end)))
+        self._check(scan, lifter, active)
         for member, result, p in zip(members, results, carried):
 
             def state(t: Expr, *i: Expr, result: Value = result, p: Value = p) -> Expr:
@@ -284,6 +314,26 @@ class _Loop:
             b.define(member, state)
         stacked = [self._collected(scan, lifter, y, active) for y in results[len(members) :]]
         return [self._final(s, m) for s, m in zip(self.states, members)], stacked
+
+    def _check(self, scan: Scan, lifter: _Lifter, active: Value | None) -> None:
+        """The run ends with an error code where a number of a step that ran is outside its limits."""
+        b = self.b
+        if not lifter.numbers:
+            return
+        failed = b.member(scan, "bool", [])
+
+        def outside(t: Expr) -> Expr:
+            found = E.const(False, "bool")
+            for symbol, value in lifter.numbers.items():
+                number, most = lifter.at(E.load(value, ()), t), lifter.at(symbol.args[1], t)
+                found = found | E.lt(number, int(symbol.lo)) | E.lt(most, number)
+            if active is not None:
+                found = found & E.load(active, (t,))
+            return E.select(E.eq(t, 0), found, E.load(failed, (t - 1,)) | found)
+
+        b.define(failed, outside)
+        last = E.unary("not", E.load(failed, (self.extent - 1,)))
+        b.require(E.select(E.eq(self.extent, 0), E.const(True, "bool"), last))
 
     def _body(self, inputs: Sequence[Value]) -> list[Value]:
         """The results of a body that makes tensors of tensors."""
@@ -321,7 +371,7 @@ class _Loop:
         if start is not None and not (start.is_const and start.attr):
             raise self.c.unsupported(unknown)
         collected = len(self.body.outputs) - len(states) - (self.c.node.op == "Loop")
-        for step in range(max(steps, min(collected, 1))):  # without a step, one says what its results are like
+        for step in range(max(steps, min(collected, 1))):  # one that is not taken shows the results' sizes
 
             def value(f: _Feed, step: int = step) -> Value:
                 return b.map(f.shape, lambda *i: f.element(E.const(step), i))
@@ -352,6 +402,11 @@ class _Loop:
                     result = E.select(E.eq(t, k), E.load(column[k], i), result)
                 return result
 
+            for y in column[1:]:
+                if any(static(m) != static(n) for m, n in zip(column[0].shape, y.shape)):
+                    raise self.c.error("what the steps yield differs in size")
+                for m, n in zip(column[0].shape, y.shape):
+                    b.require_equal(m, n)
             stacked.append(b.map([steps, *column[0].shape], body))
         return states, stacked
 
@@ -427,7 +482,7 @@ class _Lifter:
         def moved(n: Expr) -> Expr | None:
             if n.op == "sym" and n in self.numbers:
                 number = self.at(E.load(self.numbers[n], ()), t)
-                return E.maximum(E.minimum(number, n.args[1]), int(n.lo))
+                return E.maximum(E.minimum(number, self.at(n.args[1], t)), int(n.lo))
             if n.op != "load":
                 return None
             source = n.attr

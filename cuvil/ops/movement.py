@@ -267,7 +267,7 @@ def slice_node(c: Context) -> Value:
         if step == 0:
             raise c.error("a step of 0 does not slice")
         low, high = (0, length) if step > 0 else (-1, length - 1)
-        first = _clamp(_from_end(start, length), 0, high)
+        first = E.minimum(_clamp(_from_end(start, length), 0, high), high)
         last = _clamp(_from_end(end, length), low, length if step > 0 else length - 1)
         if step < 0 and end.is_const and end.attr < 0 and static(length) is None and end.attr <= -(1 << 31):
             last = E.const(-1)
@@ -295,7 +295,8 @@ def _slice_by_data(
         step = b.derived(_clamp(entry(steps, 1), -limits.MAX_SYMBOL, limits.MAX_SYMBOL),
                          limits.MAX_SYMBOL, -limits.MAX_SYMBOL)  # fmt: skip
         forward = E.lt(0, step)
-        first = b.derived(_clamp(_from_end(start, n), 0, E.select(forward, n, n - 1)), n, -1)
+        first = E.minimum(E.maximum(_from_end(start, n), 0), E.select(forward, n, n - 1))
+        first = b.derived(first, n, -1)
         last = _clamp(_from_end(end, n), E.select(forward, 0, E.const(-1)), E.select(forward, n, n - 1))
         span = E.select(forward, last - first, first - last)
         pace = E.maximum(E.select(forward, step, -step), 1)
@@ -329,6 +330,8 @@ def gather(c: Context) -> Value:
     """Entries of an axis picked by an index tensor; negative indices count from the end."""
     x, picks = c[0], c[1]
     axis = c.axis(x.rank)
+    if depends_on_data(x.shape[axis]):
+        c.b.require(E.lt(0, x.shape[axis]) | E.eq(elements(picks.shape), 0))
     sizes = [*x.shape[:axis], *picks.shape, *x.shape[axis + 1 :]]
 
     def body(*i: Expr) -> Expr:

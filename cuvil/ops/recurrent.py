@@ -15,6 +15,7 @@ from cuvil.ir.expr import Expr
 from cuvil.ir.primitives import Builder, Scan, Value
 from cuvil.ops.elementwise import softplus
 from cuvil.ops.movement import concat
+from cuvil.ops.quantization import dynamically_quantized, saturate
 from cuvil.ops.registry import Context, lowering
 
 Activation = Callable[[Expr], Expr]
@@ -84,9 +85,12 @@ class Layer:
         self.bias, self.lengths = c.optional(3), c.optional(4)
         self.batch_first = bool(c.attr("layout", 0))
         steps, batch = self.x.shape[:2] if not self.batch_first else (self.x.shape[1], self.x.shape[0])
-        self.steps, self.batch, self.hidden = steps, batch, self.r.shape[-1]
+        self.steps, self.batch, self.hidden = steps, batch, self._hidden()
         self.scan: Scan = self.b.scan(steps)
         self.projected = self._project()
+
+    def _hidden(self) -> Expr:
+        return self.r.shape[-1]
 
     def _project(self) -> Value:
         """X W^T, [T, B, gates * H]."""
@@ -195,7 +199,80 @@ class Layer:
         return self.b.map([1, self.batch, self.hidden], body)
 
 
-def _layers(c: Context, gates: int, default: list[str]) -> list[Layer]:
+class QuantizedLayer(Layer):
+    """A direction of DynamicQuantizeLSTM: W [directions, I, gates * H] and R [directions, H, gates * H] in
+    8 bits with scales and zero points [directions] or [directions, gates * H]; all of X, and the state
+    at every step, are quantized to uint8 by their own range."""
+
+    def _hidden(self) -> Expr:
+        return self.r.shape[1]
+
+    def _weight(self, w: Value, first: int, k: Expr, o: Expr) -> Expr:
+        """An entry of W or R, whose scale is input `first` and zero point the one after it, as int32."""
+        zero = self.c.optional(first + 1)
+        entry = E.cast(w[(E.const(self.index), k, o)], "int32")
+        return entry if zero is None else entry - E.cast(self._parameter(zero, o), "int32")
+
+    def _parameter(self, p: Value, o: Expr) -> Expr:
+        return p[(E.const(self.index), o)[: p.rank]]
+
+    def _project(self) -> Value:
+        x, scale, zero = dynamically_quantized(self.b, self.x)
+
+        def body(i: tuple[Expr, ...], k: tuple[Expr, ...]) -> Expr:
+            t, n, o = i
+            number = E.cast(x[(t, n, k[0])], "int32") - E.cast(zero[()], "int32")
+            return number * self._weight(self.w, 8, k[0], o)
+
+        shape = [self.steps, self.batch, self.hidden * self.gates]
+        total = self.b.reduce("sum", shape, [self.x.shape[2]], body)
+
+        def real(t: Expr, n: Expr, o: Expr) -> Expr:
+            return E.cast(total[(t, n, o)], self.x.dtype) * (scale[()] * self._parameter(self.c[8], o))
+
+        return self.b.map(shape, real)
+
+    def product(self, source: Value, first: int, count: int) -> Value:
+        b, size = self.b, [self.batch, self.hidden]
+        low, high, scale = (b.member(self.scan, self.x.dtype, [1]) for _ in range(3))
+        zero, state = b.member(self.scan, "uint8", [1]), b.member(self.scan, "uint8", size)
+        for op, end in (("min", low), ("max", high)):
+            b.define(end, lambda i, k: E.load(source, (i[0], *k)), op, size)
+        none = E.const(0)
+
+        def step(t: Expr, _: Expr) -> Expr:
+            width = E.maximum(E.load(high, (t, none)), 0) - E.minimum(E.load(low, (t, none)), 0)
+            return E.select(E.eq(width, 0), E.const(1, self.x.dtype), width / 255)
+
+        def origin(t: Expr, _: Expr) -> Expr:
+            least = E.minimum(E.load(low, (t, none)), 0)
+            return saturate(-least / E.load(scale, (t, none)), None, "uint8")
+
+        def quantized(t: Expr, n: Expr, h: Expr) -> Expr:
+            ratio = E.load(source, (t, n, h)) / E.load(scale, (t, none))
+            return saturate(ratio, E.load(zero, (t, none)), "uint8")
+
+        def body(i: tuple[Expr, ...], k: tuple[Expr, ...]) -> Expr:
+            t, n, o = i
+            number = E.cast(E.load(state, (t, n, k[0])), "int32") - E.cast(E.load(zero, (t, none)), "int32")
+            return number * self._weight(self.r, 10, k[0], o + self.hidden * first)
+
+        columns = [self.batch, self.hidden * count]
+        total, result = b.member(self.scan, "int32", columns), b.member(self.scan, self.x.dtype, columns)
+
+        def real(t: Expr, n: Expr, o: Expr) -> Expr:
+            factor = E.load(scale, (t, none)) * self._parameter(self.c[10], o + self.hidden * first)
+            return E.cast(E.load(total, (t, n, o)), self.x.dtype) * factor
+
+        b.define(scale, step)
+        b.define(zero, origin)
+        b.define(state, quantized)
+        b.define(total, body, "sum", [self.hidden])
+        b.define(result, real)
+        return result
+
+
+def _layers(c: Context, gates: int, default: list[str], kind: type[Layer] = Layer) -> list[Layer]:
     """The node's one or two directions."""
     direction = c.attr("direction", "forward")
     if direction not in ("forward", "reverse", "bidirectional"):
@@ -204,7 +281,7 @@ def _layers(c: Context, gates: int, default: list[str]) -> list[Layer]:
     functions = _activations(c, default * count)
     per = len(default)
     return [
-        Layer(c, i, direction == "reverse" or i == 1, gates, functions[i * per : (i + 1) * per])
+        kind(c, i, direction == "reverse" or i == 1, gates, functions[i * per : (i + 1) * per])
         for i in range(count)
     ]
 
@@ -279,6 +356,12 @@ def lstm(c: Context) -> list[Value]:
     """Gates i, o, f and the candidate c: C' = f C + i g(c), H' = o h(C'); peepholes add P C to i and f,
     and P C' to o; input_forget makes f = 1 - i."""
     return _outputs(c, [_lstm(layer) for layer in _layers(c, 4, ["Sigmoid", "Tanh", "Tanh"])])
+
+
+@lowering("DynamicQuantizeLSTM", domain="com.microsoft")
+def dynamic_quantize_lstm(c: Context) -> list[Value]:
+    """LSTM with weights in 8 bits."""
+    return _outputs(c, [_lstm(layer) for layer in _layers(c, 4, ["Sigmoid", "Tanh", "Tanh"], QuantizedLayer)])
 
 
 def _lstm(layer: Layer) -> list[Value]:

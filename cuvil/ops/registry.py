@@ -25,7 +25,7 @@ class Subgraph(Protocol):
     """Lowers a graph inside of the node being lowered, with `inputs` as the values of its inputs, and
     returns the values of its outputs."""
 
-    def __call__(self, graph: Graph, inputs: Sequence[Entry] = ()) -> list[Entry]: ...
+    def __call__(self, graph: Graph, inputs: Sequence[Entry] = (), /) -> list[Entry]: ...
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,6 @@ class Context:
         b: makes values.
         node: the graph node, at the canonical opset.
         given: its inputs; None for an omitted one.
-        inputs: those that are tensors; None for any other.
         opset: version of the default domain.
         subgraph: lowers a graph among the attributes.
         types: what is known of the node's results, by name.
@@ -90,7 +89,11 @@ class Context:
     ) -> None:
         self.b, self.node, self.opset, self.subgraph, self.types = b, node, opset, subgraph, types
         self.given = list(given)
-        self.inputs = [v if isinstance(v, Value) else None for v in given]
+
+    @property
+    def inputs(self) -> list[Value | None]:
+        """The inputs of an operator on tensors; None for an omitted one."""
+        return [self.optional(index) for index in range(len(self.given))]
 
     @property
     def x(self) -> Value:

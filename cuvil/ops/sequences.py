@@ -1,7 +1,7 @@
 """Sequences and optionals: lists of tensors whose number is known at compile time, and what may be absent.
 
-Only tensors are computed: a sequence is the tuple of its items (`cuvil.ir.containers`), so most of these operators
-make no code at all.  A position that only the run knows selects among the items.
+Only tensors are computed: a sequence is the tuple of its items (`cuvil.ir.containers`), so most of these
+operators make no code at all.  A position that only the run knows selects among the items.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import numpy as np
 
 from cuvil.ir import expr as E
 from cuvil.ir.containers import Entry, OptionalValue, SequenceValue, element_type
-from cuvil.ir.expr import Expr
+from cuvil.ir.expr import Expr, depends_on_data
 from cuvil.ir.graph import ONNX_TYPES, Graph, Node
-from cuvil.ir.primitives import Value, depends_on_data, static
+from cuvil.ir.primitives import Value, static
 from cuvil.ops.movement import narrow
 from cuvil.ops.registry import Context, lower_node, lowering
 
@@ -82,7 +82,7 @@ def insert(c: Context) -> SequenceValue:
     made = []
     for k in range(count + 1):
         candidates = [items[k] if k < count else new, new, items[k - 1] if k else new]
-        which = E.select(E.lt(k, position), 0, E.select(E.eq(position, k), 1, 2))
+        which = E.select(E.lt(k, position), 0, E.select(E.eq(position, k), 1, E.const(2)))
         made.append(_among(c, which, candidates))
     return SequenceValue(sequence.dtype, tuple(made))
 
@@ -99,8 +99,9 @@ def erase(c: Context) -> SequenceValue:
         if not items:
             raise c.error("the sequence is empty")
         return SequenceValue(sequence.dtype, (*items[:known], *items[known + 1 :]))
-    pairs = enumerate(zip(items, items[1:]))
-    kept = tuple(_among(c, E.select(E.lt(k, position), 0, 1), pair) for k, pair in pairs)
+    kept = tuple(
+        _among(c, E.select(E.lt(k, position), 0, E.const(1)), items[k : k + 2]) for k in range(count - 1)
+    )
     return SequenceValue(sequence.dtype, kept)
 
 
@@ -129,7 +130,9 @@ def _among(c: Context, index: Expr, choices: Sequence[Value]) -> Value:
     if all(v is first for v in choices):
         return first
     if any(v.rank != first.rank or v.text for v in choices):
-        raise c.unsupported("items of several ranks, or of strings, need a position that is known at compile time")
+        raise c.unsupported(
+            "items of several ranks, or of strings, need a position that is known at compile time"
+        )
 
     def pick(parts: Sequence[Expr]) -> Expr:
         result = parts[-1]
@@ -156,15 +159,15 @@ def split_to_sequence(c: Context) -> SequenceValue:
         sizes = c.ints(1, "split", 0, size) or []
         rest = sum(sizes, E.const(0)) - size
         if depends_on_data(*sizes):
-            c.b.derived(rest, 0)
+            c.b.require(E.eq(rest, 0))
         elif static(rest) not in (0, None):
             raise c.error(f"the sizes in split do not add up to {static(size)}, the size of axis {axis}")
     else:
         total = static(size)
         if total is None:
             raise c.unsupported(
-                f"the number of items follows from axis {axis}, whose size must be known at compile time; bind"
-                " it with shapes"
+                f"the number of items follows from axis {axis}, whose size must be known at compile time;"
+                " bind it with shapes"
             )
         chunk = (c.static_ints(1, "split") or [1])[0]
         if chunk < 1:
@@ -200,8 +203,11 @@ def concat_from_sequence(c: Context) -> Entry:
     axis = c.normal(c.attr("axis"), rank + new)
     for number, v in enumerate(items):
         for k, (a, b) in enumerate(zip(items[0].shape[:rank], v.shape)):
-            if (new or k != axis) and static(a) is not None and static(b) not in (static(a), None):
+            if not new and k == axis:
+                continue
+            if static(a) is not None and static(b) not in (static(a), None):
                 raise c.error(f"item {number} has size {static(b)} at axis {k}, item 0 has {static(a)}")
+            c.b.require_equal(a, b)
     if new:
         items = [_with_axis(c, v, axis) for v in items]
     concat = Node("Concat", list(c.node.inputs), list(c.node.outputs), {"axis": axis}, c.node.name)

@@ -252,24 +252,25 @@ def move(c: Context) -> list[Value | None]:
 
         return strings(c.b, places.shape, max(map(capacity, sources)), body)
 
-    outputs = [made] if isinstance(made, Value) else list(made)
-    return [None if v is None else moved(v) for v in outputs]
+    return [None if v is None else moved(v) for v in made]
 
 
 @lowering("Shape", "Size", strings=True)
-def size(c: Context) -> Value | Sequence[Value | None]:
+def size(c: Context) -> list[Value | None]:
     """Sizes, of the elements' tensor."""
     return _on_elements(c, [c.b.map(c.x.shape[:-1], lambda *i: E.const(0))])
 
 
-def _on_elements(c: Context, inputs: Sequence[Value | None]) -> Value | Sequence[Value | None]:
+def _on_elements(c: Context, inputs: Sequence[Value | None]) -> list[Value | None]:
     """What the operator makes of `inputs`, none of which is a string tensor."""
     plain = OPERATORS["", c.node.op]
     if plain is ON_STRINGS["", c.node.op]:
         raise c.unsupported(f"operator {c.node.op} is not supported")
     other = copy.copy(c)
-    other.inputs = list(inputs)
-    return plain.lower(other)
+    other.given = list(inputs)
+    made = plain.lower(other)
+    outputs = made if isinstance(made, Sequence) else [made]
+    return [None if v is None else c.tensor(v, f"output {n}") for n, v in enumerate(outputs)]
 
 
 # --- n-grams ----------------------------------------------------------------------------------------

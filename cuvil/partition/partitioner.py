@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from cuvil.cost.estimate import Cost, cpu_devices, estimate
@@ -48,6 +48,8 @@ class Partition:
         return {
             "inputs": graph.inputs,
             "outputs": graph.outputs,
+            "input_bundles": [asdict(b) for b in graph.input_bundles],
+            "output_bundles": [asdict(b) for b in graph.output_bundles],
             "tensors": {n: _declared(graph, n) for n in dict.fromkeys([*graph.inputs, *graph.outputs])},
             "segments": [
                 {

@@ -242,7 +242,7 @@ class _Mapper:
         groups = []
         for name, producer in self.producer.items():
             kind = graph.types.get(name)
-            known = kind is not None and kind.shape is not None and kind.dtype != "string"
+            known = kind is not None and kind.shape is not None and kind.dtype != "string" and kind.is_tensor
             if known and kind is not None and kind.shape is not None:
                 known = all(isinstance(n, int) or n in symbols for n in kind.shape)
                 known = known and not (len(kind.shape) <= 1 and kind.dtype in ("int64", "int32", "bool"))

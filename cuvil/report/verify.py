@@ -24,7 +24,7 @@ from cuvil.frontend.onnx_reader import read_model
 from cuvil.report import samples, text
 from cuvil.report.foreign import ForeignRunner
 from cuvil.report.samples import Arrays, Samples
-from cuvil.session import Session
+from cuvil.session import Session, as_model, as_tensors
 from cuvil.target.profiles import HOST
 from cuvil.target.schema import Target
 from cuvil.toolchain import symbols
@@ -54,6 +54,7 @@ class Subject:
             as ``label``; random numbers where None.
         io_format: of the library's interface.
         values: of inputs of the model that the library has as constants, by name.
+        shapes: what inputs are bound to, by name.
     """
 
     out: artefacts.Layout
@@ -62,6 +63,7 @@ class Subject:
     data: Path | None = None
     io_format: str = "nchw"
     values: Mapping[str, Any] = field(default_factory=dict)
+    shapes: stages.Shapes = field(default_factory=dict)
 
     def metadata(self) -> dict[str, Any]:
         """What the build wrote on the library's interface."""
@@ -81,7 +83,7 @@ class Subject:
         """The values as the model takes them."""
         if not self.values:
             return {}
-        types = read_model(self.model).types
+        types = read_model(self.model, self.shapes).types
         return {name: constant(name, value, types[name]) for name, value in self.values.items()}
 
 
@@ -276,7 +278,8 @@ def verify(subject: Subject, progress: stages.Progress | None = None) -> Verific
         try:
             reference = _onnxruntime(subject.model, 1)
             constants = subject.constants()
-            theirs = [reference.run(None, feed | constants) for feed in feeds]
+            wholes = [as_model(feed, info) | constants for feed in feeds]
+            theirs = [as_tensors(reference.run(None, whole)) for whole in wholes]
         except Exception as why:  # onnxruntime has a class for each of its status codes
             notes.append(f"not compared, onnxruntime fails: {' '.join(str(why).split())[:200]}")
     largest, relative = errors(ours, theirs) if theirs else (None, None)
@@ -315,7 +318,8 @@ def bench(subject: Subject, progress: stages.Progress | None = None) -> Benchmar
     runner = _runner(subject, say) if subject.target.name == HOST else None
     if not isinstance(runner, Session):
         raise CuvilError("is another machine, the latency can be measured there only", subject.target.name)
-    data, inputs = subject.samples(subject.metadata())
+    info = subject.metadata()
+    data, inputs = subject.samples(info)
     feed = samples.batches(data, inputs, largest=1)[0]
     ours = _to_interface(feed, subject.io_format)
     threads = max((d.threads for d in subject.target.devices if d.kind == "cpu"), default=1)
@@ -325,7 +329,7 @@ def bench(subject: Subject, progress: stages.Progress | None = None) -> Benchmar
         notes.append("onnxruntime is not installed, so there is nothing to compare with")
     else:
         reference = _onnxruntime(subject.model, threads)
-        whole = feed | subject.constants()
+        whole = as_model(feed, info) | subject.constants()
         candidates["onnxruntime"] = lambda: _timed(lambda: reference.run(None, whole))
     say("measuring")
     taken = measure(candidates, BENCH_S)
@@ -445,7 +449,7 @@ def _run(
         outputs, seconds = runner.run(inputs)
         taken = [] if runner.emulated else seconds
     else:
-        outputs = [runner.run(None, feed) for feed in inputs]
+        outputs = [as_tensors(runner.run(None, feed)) for feed in inputs]
         opened = {i.name for i in runner.get_inputs() if i.shape and isinstance(i.shape[0], str)}
         one = {name: array[:1] if name in opened else array for name, array in inputs[0].items()}
         taken = measure({"": lambda: runner.benchmark(one, 1)[0]}, VERIFY_S)[""]

@@ -18,13 +18,13 @@ def lower(graph: Graph) -> Program:
 
     Raises:
         UnsupportedError: an operator, type or form without a lowering.
-        ModelError: a node whose inputs do not fit it, an input of unknown rank, or an output that is no tensor
-            (the front end makes its items outputs).
+        ModelError: a node whose inputs do not fit it, an input of unknown rank, or an output that is no
+            tensor (the front end makes its items outputs).
     """
     builder, found = _lowered(graph)
     for name, value in found.items():
         if not isinstance(value, Value):
-            raise ModelError(f"is {kind_of(value)}, only tensors are outputs of a program", f"output '{name}'")
+            raise ModelError(f"is {kind_of(value)}, a program has tensors only", f"output '{name}'")
         builder.program.outputs.append(own_output(builder, builder.program, value, name))
     return builder.program
 

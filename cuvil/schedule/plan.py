@@ -16,7 +16,7 @@ from cuvil.errors import ModelError
 from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr
 from cuvil.ir.loops import Accumulate, Declare, Kernel, Micro, Stmt, Store, expressions, walk
-from cuvil.ir.primitives import Constant, Input, Program, Value, operands, static
+from cuvil.ir.primitives import Constant, Input, Program, Value, elements, operands, static
 from cuvil.schedule import memory, nest
 from cuvil.schedule.fuse import fuse
 from cuvil.schedule.group import Group, Grouper, internal
@@ -196,6 +196,8 @@ def roots_of(kernel: Kernel, storage: Storage) -> list[Value]:
 
 def plan_memory(s: Schedule) -> None:
     """Lifetimes of root values over the kernels, in-place reuse, and offsets."""
+    for v in s.program.outputs:
+        _bounded(v, elements(v.shape))
     outputs = {s.storage.root(v) for v in s.program.outputs}
     writers = {s.storage.root(v): step for step, kernel in enumerate(s.kernels) for v in kernel.writes}
     s.known = {symbol: writers[s.storage.root(number(symbol))] for symbol in s.program.derived}
@@ -246,13 +248,17 @@ def capacity(storage: Storage, root: Value) -> Expr:
     """
     if root.capacity is not None:
         return root.capacity
-    size = storage.elements(root)
+    return _bounded(root, storage.elements(root))
+
+
+def _bounded(value: Value, size: Expr) -> Expr:
+    """The most that the number of elements of `value` can be; raises as `capacity` does."""
     most = E.capacity(size)
     if most is not size and most.hi > limits.MAX_DATA_ELEMENTS and static(most) is not None:
         raise ModelError(
             f"its size depends on the data and may be up to {static(most)} elements; declare the shapes of the"
             " model's outputs, or give values for the inputs that it depends on",
-            f"tensor '{root.name}'",
+            f"tensor '{value.name}'",
         )
     return most
 

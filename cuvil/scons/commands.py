@@ -48,7 +48,8 @@ def _subject(a: Artefacts) -> Subject:
 
     data = a.model.test or a.model.calibration
     path, samples = Path(a.model.path), Path(data) if data else None
-    return Subject(a.out, a.target, path, samples, a.model.io_format, a.model.values)
+    m = a.model
+    return Subject(a.out, a.target, path, samples, m.io_format, m.values, m.shapes)
 
 
 def _verify(a: Artefacts) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Union
 
 from cuvil.codegen.names import model_name
 from cuvil.errors import CuvilError
@@ -49,6 +49,26 @@ class Size:
         return {"type": ["integer", "string"]}
 
 
+Binding = Union[tuple[Union[int, str], ...], tuple[tuple[Union[int, str], ...], ...], None]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The sizes of an input, the sizes of each item of a sequence, or null for an absent optional."""
+
+    def read(self, node: Node) -> Binding:
+        if node.value is None:
+            return None
+        items = node.value if isinstance(node.value, list) else []
+        if items and isinstance(items[0].value, list):
+            return ListOf(ListOf(Size())).read(node)
+        return ListOf(Size()).read(node)
+
+    def schema(self) -> JsonSchema:
+        shape = ListOf(Size()).schema()
+        return {"anyOf": [shape, {"type": "array", "items": shape}, {"type": "null"}]}
+
+
 @dataclass(frozen=True)
 class Value:
     """The value of an input: a number, a truth value, a text, or lists of them."""
@@ -71,9 +91,10 @@ class Model:
     name: str
     path: Annotated[str, _PATH, "the .onnx file"]
     shapes: Annotated[
-        dict[str, tuple[int | str, ...]],
-        MapOf(ListOf(Size()), _TENSOR, "the name of an input"),
-        "sizes (or names) of the dimensions of inputs, by input",
+        dict[str, Binding],
+        MapOf(Bound(), _TENSOR, "the name of an input"),
+        "sizes (or names) of the dimensions of inputs, by input; a list of them for a sequence, null for an"
+        " optional that is absent",
     ] = field(default_factory=dict)
     values: Annotated[
         dict[str, Any],

@@ -102,9 +102,8 @@ def steps(out: Layout, target: Target, model: Model) -> list[Step]:
 
     source, calibration = Path(model.path), Path(model.calibration)
     placed, quantized = [out.placed(d) for d in out.devices], [out.quantized(d) for d in out.devices]
-    shapes = {name: list(shape) for name, shape in model.shapes.items()}
     options: tuple[str, ...]
-    options = ("--shapes", json.dumps(shapes, sort_keys=True), "--io-format", model.io_format)
+    options = ("--shapes", json.dumps(model.shapes, sort_keys=True), "--io-format", model.io_format)
     if model.values:
         options += ("--values", json.dumps(model.values, sort_keys=True))
     add("import", [source], [out.graph], options=options, paths=("--model", str(source)))

@@ -49,7 +49,7 @@ def declare_model(
     target: str | Path | Target = "host",
     name: str = "",
     *,
-    shapes: Mapping[str, Sequence[int | str]] | None = None,
+    shapes: Mapping[str, Any] | None = None,
     values: Mapping[str, Any] | None = None,
     io_format: str = "nchw",
     quantization: str = "profile",
@@ -63,7 +63,8 @@ def declare_model(
         path: the ``.onnx`` file, relative to the SConscript.
         target: a profile's name, file or triple.
         name: prefix of files and symbols; the file's name by default.
-        shapes: sizes or names of the dimensions of inputs, by input.
+        shapes: sizes or names of the dimensions of inputs, by input; lists of them for sequences, None for
+            absent optionals.
         values: of inputs that become constants, by name: numbers or nested lists of them.
         io_format: ``nchw`` or ``nhwc``.
         quantization: ``none``, ``int8``, or ``profile`` for what the profile says.
@@ -80,7 +81,7 @@ def declare_model(
         model = Model(
             name=name or model_name(Path(path).stem),
             path=env.File(path).get_internal_path(),
-            shapes={key: tuple(shape) for key, shape in (shapes or {}).items()},
+            shapes=dict(shapes or {}),
             values=dict(values or {}),
             io_format=io_format,
             calibration=env.File(calibration).get_internal_path() if calibration else "",

@@ -127,6 +127,12 @@ class Device:
         IsaName(),
         "instruction set of a CPU (armv8-a, x86-64-v3, ...), architecture of a GPU or NPU (sm_53)",
     ]
+    isa_levels: Annotated[
+        tuple[str, ...],
+        ListOf(IsaName()),
+        "instruction sets that a library has code for, from the least on; it runs the last one that the CPU "
+        "has, and `isa`, which is among them, is what predictions are made for (x86_64 only)",
+    ] = ()
     cpu: Annotated[
         str,
         Text(CPU_NAME, "a CPU as zig names it, e.g. cortex_a57"),

@@ -85,6 +85,32 @@ BASELINE = {
 }
 """Architecture -> the instruction set that every machine of it has."""
 
+FEATURES: dict[str, tuple[str, str]] = {
+    "x86-64-v2": ("x86-64", "cx16 lahf_lm popcnt pni sse4_1 sse4_2 ssse3"),
+    "x86-64-v3": ("x86-64-v2", "abm avx avx2 bmi1 bmi2 f16c fma movbe xsave"),
+    "x86-64-v3-vnni": ("x86-64-v3", "avx_vnni"),
+    "x86-64-v4": ("x86-64-v3", "avx512f avx512bw avx512cd avx512dq avx512vl"),
+    "x86-64-v4-vnni": ("x86-64-v4", "avx512_vnni"),
+    "armv8.2-a": ("armv8-a", "asimd atomics asimdrdm crc32 dcpop"),
+    "armv8.2-a-dotprod": ("armv8.2-a", "asimddp"),
+    "armv8.6-a-i8mm": ("armv8.2-a-dotprod", "i8mm bf16 jscvt fcma lrcpc ilrcpc flagm flagm2 sb dcpodp"),
+    "armv7a-neon-vfpv4": ("armv7a-neon", "neon vfpv4"),
+    "rv64gcv": ("rv64gc", "v"),
+}
+"""Instruction set -> the one it builds on, and what it adds to it, in Linux' words (/proc/cpuinfo)."""
+
+LEVELS = {"x86_64": ("x86-64", "x86-64-v3", "x86-64-v4")}
+"""Architecture -> the instruction sets that a library for every machine of it carries."""
+
+
+def features(name: str) -> tuple[str, ...]:
+    """What a CPU has beyond its architecture's baseline if it has the instruction set `name`."""
+    if name not in FEATURES:
+        return ()
+    base, added = FEATURES[name]
+    return *features(base), *added.split()
+
+
 _ARCH_ALIASES = {
     "amd64": "x86_64",
     "arm64": "aarch64",

@@ -28,27 +28,12 @@ ASSUMED_FREQUENCY = 2e9
 MEMORY_GRAIN = 1 << 26
 """Sizes of memory are rounded down to this: kernels differ in what they keep for themselves."""
 
-_LEVELS: tuple[tuple[str, str, str], ...] = (
-    # instruction set, the one it builds on, further features in /proc/cpuinfo
-    ("x86-64-v2", "x86-64", "cx16 lahf_lm popcnt pni sse4_1 sse4_2 ssse3"),
-    ("x86-64-v3", "x86-64-v2", "abm avx avx2 bmi1 bmi2 f16c fma movbe xsave"),
-    ("x86-64-v3-vnni", "x86-64-v3", "avx_vnni"),
-    ("x86-64-v4", "x86-64-v3", "avx512f avx512bw avx512cd avx512dq avx512vl"),
-    ("x86-64-v4-vnni", "x86-64-v4", "avx512_vnni"),
-    ("armv8.2-a", "armv8-a", "asimd atomics asimdrdm crc32 dcpop"),
-    ("armv8.2-a-dotprod", "armv8.2-a", "asimddp"),
-    ("armv8.6-a-i8mm", "armv8.2-a-dotprod", "i8mm bf16 jscvt fcma lrcpc ilrcpc flagm flagm2 sb dcpodp"),
-    ("armv7a-neon-vfpv4", "armv7a-neon", "neon vfpv4"),
-    ("rv64gcv", "rv64gc", "v"),
-)
-
-
 def best_isa(arch: str, flags: Iterable[str]) -> str:
     """The largest instruction set of `arch` all of whose features are among `flags` (Linux' names)."""
     available = frozenset(flags)
     reached = [isa.BASELINE[arch]]
-    for name, needs, features in _LEVELS:
-        if needs in reached and available.issuperset(features.split()):
+    for name in isa.FEATURES:
+        if isa.ISAS[name].arch == arch and available.issuperset(isa.features(name)):
             reached.append(name)
     return reached[-1]
 

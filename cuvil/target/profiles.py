@@ -42,11 +42,15 @@ def find(name_or_path: str | Path, search: Sequence[str | Path] | None = None) -
 
 
 def generic(triple: isa.Triple) -> dict[str, object]:
-    """A profile for any machine of `triple`: its baseline instruction set and modest figures."""
+    """A profile for any machine of `triple`: its baseline instruction set, others where a library can
+    choose at run time, and modest figures."""
+    levels = isa.LEVELS.get(triple.arch)
+    device = {"kind": "cpu", "isa": isa.BASELINE[triple.arch], "frequency": "1 GHz"}
     return {
-        "description": f"any {triple.arch} machine, baseline instruction set",
+        "description": f"any {triple.arch} machine, {'' if levels else 'baseline instruction set'}"
+        + (f"{levels[0]} to {levels[-1]} chosen at run time" if levels else ""),
         "triple": str(triple),
-        "devices": {"cpu0": {"kind": "cpu", "isa": isa.BASELINE[triple.arch], "frequency": "1 GHz"}},
+        "devices": {"cpu0": device | ({"isa_levels": list(levels)} if levels else {})},
         "memories": {"dram": {"size": "1 GiB", "bandwidth": "5 GB/s", "latency": "120 ns"}},
     }
 

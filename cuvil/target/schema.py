@@ -32,7 +32,7 @@ from cuvil.target.board import (
     Toolchain,
     TripleText,
 )
-from cuvil.target.isa import GPU_ISA, ISAS, Triple, gcc_flags, zig_flags
+from cuvil.target.isa import GPU_ISA, ISAS, LEVELS, Triple, gcc_flags, zig_flags
 from cuvil.target.records import (
     JsonSchema,
     Named,
@@ -119,7 +119,7 @@ class Target:
             "memories": {memory.name: _plain(memory) for memory in self.memories},
         }
 
-    def slice(self, stage: str, device: str | None = None) -> dict[str, Any]:
+    def slice(self, stage: str, device: str | None = None, level: str | None = None) -> dict[str, Any]:
         """The part of the resolved profile that a stage reads, as JSON-able data.
 
         An edit of anything else leaves the slice, and so the stage's outputs, as they are.
@@ -127,17 +127,21 @@ class Target:
         Args:
             stage: one of `STAGES`.
             device: leave out the other devices; for stages that run once for each device.
+            level: one of the device's `isa_levels`; as if that were its instruction set, and the only one.
 
         Raises:
             KeyError: no such device.
             ValueError: no such stage.
         """
         chosen = self.devices if device is None else (self.device(device),)
+        if level is not None:
+            chosen = tuple(at_level(d, level) for d in chosen)
         if stage == "import":
             return {}
         if stage == "partition":
             everything = self.to_dict()
-            devices = {d.name: _plain(d, without=("cpu", "cpus")) | _isa_facts(d) for d in chosen}
+            unread = ("cpu", "cpus", "isa_levels")
+            devices = {d.name: _plain(d, without=unread) | _isa_facts(d) for d in chosen}
             return {"devices": devices} | {key: everything[key] for key in ("memories", "pcie", "partition")}
         if stage == "quantize":
             return {
@@ -152,6 +156,7 @@ class Target:
                 "devices": {
                     d.name: {key: value for key, value in _plain(d).items() if key in keep}
                     | {"bandwidth": self.memory(d.memory).bandwidth, **_isa_facts(d)}
+                    | ({"levels": [_level_facts(d, name) for name in d.isa_levels]} if d.isa_levels else {})
                     for d in chosen
                 },
             }
@@ -169,6 +174,9 @@ class Target:
         info = device.isa_info
         if info is None:
             return {"kind": device.kind, "isa": device.isa}
+        if device.isa_levels:  # what chooses between the levels runs on every machine of the least
+            chooser = replace(device, isa=device.isa_levels[0], isa_levels=())
+            return {**self._flags(chooser), "levels": list(device.isa_levels)}
         return {
             "kind": device.kind,
             "isa": device.isa,
@@ -248,6 +256,30 @@ def _isa_facts(device: Device) -> dict[str, Any]:
     if info is None:
         return {}
     return {key: getattr(info, key) for key in ("arch", "vector_bits", "vector_registers", "fma", "dot_i8")}
+
+
+def _level_facts(device: Device, level: str) -> dict[str, Any]:
+    """What code generation for one of the device's levels reads beyond what all levels share."""
+    chosen = at_level(device, level)
+    rates = {key: getattr(chosen, key) for key in ("isa", "peak_f32", "peak_i8")}
+    return rates | _isa_facts(chosen)
+
+
+def at_level(device: Device, level: str) -> Device:
+    """A CPU as if `level` were its instruction set, and the only one; peak rates follow from its vectors."""
+    stated, info = ISAS[device.isa], ISAS[level]
+    if level == device.isa:
+        return replace(device, isa_levels=())
+    width = max(info.vector_bits, 32) * info.fma_units / (max(stated.vector_bits, 32) * device.fma_units)
+    peak = device.peak_f32 * width
+    return replace(
+        device,
+        isa=level,
+        isa_levels=(),
+        fma_units=info.fma_units,
+        peak_f32=peak,
+        peak_i8=peak * (4 if info.dot_i8 else 1),
+    )
 
 
 def _names(items: Iterable[Any]) -> list[str]:
@@ -334,7 +366,7 @@ class _Checker:
             return self.cpu(device)
         if not re.fullmatch(GPU_ISA, device.isa):
             raise at("isa").error(f"{quoted(device.isa)} is not the name of an architecture such as sm_53")
-        for key in ("cpu", "cpus"):
+        for key in ("cpu", "cpus", "isa_levels"):
             if getattr(device, key):
                 raise at(key).error(f"only a device of kind cpu has {quoted(key)}")
         if not (device.peak_f32 or device.peak_i8):
@@ -352,6 +384,7 @@ class _Checker:
             raise self.root.at(*path, "isa").error(
                 f"{device.isa} does not go with triple {triple}; {one_of(fitting)}"
             )
+        self.levels(device, fitting)
         if not (device.frequency or device.peak_f32):
             raise self.root.at(*path).error("the key 'frequency' is missing")
         units, lanes = device.fma_units or info.fma_units, max(info.vector_bits // 32, 1)
@@ -359,6 +392,26 @@ class _Checker:
         return replace(
             device, fma_units=units, peak_f32=peak, peak_i8=device.peak_i8 or peak * (4 if info.dot_i8 else 1)
         )
+
+    def levels(self, device: Device, fitting: list[str]) -> None:
+        """The instruction sets that a library chooses from go from the least to the best."""
+        names = device.isa_levels
+        if not names:
+            return
+        path = ("devices", device.name)
+        node = self.root.at(*path, "isa_levels")
+        if self.target.triple.arch not in LEVELS:
+            raise node.error(f"a library for {self.target.triple.arch} cannot choose at run time; name one 'isa'")
+        if device.cpu:
+            raise self.root.at(*path, "cpu").error("does not go with 'isa_levels', which are for many CPUs")
+        for index, name in enumerate(names):
+            self.known("instruction set", name, fitting, *path, "isa_levels", index)
+        if [*names] != sorted({*names}, key=fitting.index):
+            raise node.error(f"expected each once, from the least to the best: {', '.join(fitting)}")
+        if device.isa not in names:
+            raise self.root.at(*path, "isa").error(
+                f"{device.isa} is not among the 'isa_levels'; {one_of(names)}"
+            )
 
     def links(self, pcie: Pcie) -> None:
         """The ends of every link exist, and nothing hangs below two of them."""

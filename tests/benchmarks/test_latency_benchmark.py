@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -97,7 +98,9 @@ class Broken(Runner):
     name = "broken"
     version = "0"
 
-    def prepare(self, model: Path, threads: int, feeds: dict[str, np.ndarray]) -> Prepared:
+    def prepare(
+        self, model: Path, threads: int, feeds: dict[str, np.ndarray], values: Any = None
+    ) -> Prepared:
         if model.stem == "mlp":
             raise RuntimeError("cannot | do this")
         wrong = [a * 1.01 for a in RUNNERS["onnxruntime"](self.settings).prepare(model, threads, feeds).run()]

@@ -272,7 +272,7 @@ def test_faulty_sparse_tensors(indices: np.ndarray, dims: list[int], expected: s
 
 @pytest.mark.parametrize(
     "known",
-    [TensorType("float32", (1, "N")), TensorType("uint4", None), TensorType("seq(float32)", (2,)),
+    [TensorType("float32", (1, "N")), TensorType("uint4", None), TensorType("seq(float32)", None),
      TensorType("optional(seq(int64))", None), TensorType("string", ())],
 )  # fmt: skip
 def test_declared_types_both_ways(known: TensorType) -> None:

@@ -50,9 +50,10 @@ BY_DESIGN = {
 RUN_TIME = "needs a run-time value at compile time"
 
 CONSTANTS = frozenset((
-    "axes", "axis", "block_shape", "delta", "depth", "dft_length", "diagonal", "ends", "frame_length",
-    "frame_step", "image_shape", "K", "k", "limit", "output_shape", "pads", "ratio", "repeats", "roi",
-    "scales", "shape", "size", "sizes", "split", "start", "starts", "steps", "training_mode",
+    "M", "axes", "axis", "block_shape", "cond", "delta", "depth", "dft_length", "diagonal", "ends",
+    "frame_length", "frame_step", "image_shape", "K", "k", "limit", "output_shape", "pads", "position",
+    "ratio", "repeats", "roi", "scales", "shape", "size", "sizes", "split", "start", "starts", "steps",
+    "training_mode",
 ))  # fmt: skip
 """Formal names of inputs that lowerings need at compile time."""
 
@@ -118,7 +119,7 @@ def _judge(
     schedules = {}
     for name, (model, _) in models.items():
         try:
-            schedules[name] = native.prepare(model, device)
+            schedules[name] = native.prepare(model, device, feeds(models[name][1]))
         except CuvilError as error:
             found[name] = reason(error)
         except Exception as error:
@@ -129,10 +130,8 @@ def _judge(
         if not libraries[name][0]:
             found[name] = libraries[name][1]
             continue
-        inputs, _ = models[name][1].data_sets[0]
-        names = [v.name for v in fed(models[name][1].model)]
         try:
-            tasks.append(native.call(name, s, libraries[name], dict(zip(names, map(as_array, inputs)))))
+            tasks.append(native.call(name, s, libraries[name], native.flat(feeds(models[name][1]))))
         except ValueError as error:
             found[name] = f"BUG {error}"
     for name, result in native.run(tasks).items():
@@ -143,14 +142,26 @@ def _judge(
     return {name: found[name] for name in models}
 
 
-def as_array(value: Any) -> npt.NDArray[Any]:
+def feeds(case: Any) -> dict[str, Any]:
+    """A case's inputs by name."""
+    return dict(zip((v.name for v in fed(case.model)), map(as_value, case.data_sets[0][0])))
+
+
+def as_value(value: Any) -> Any:
+    """A value of a case: an array, a list of arrays for a sequence, or None for an absent optional."""
+    if value is None:
+        return None
+    if isinstance(value, list):
+        return [np.asarray(item) for item in value]
     return numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else np.asarray(value)
 
 
 def compare(case: Any, results: list[npt.NDArray[Any]]) -> str:
     """`PASS`, or how the results differ from the suite's."""
-    _, wanted = case.data_sets[0]
-    for number, (got, want) in enumerate(zip(results, map(as_array, wanted))):
+    wanted = native.flat({v.name: as_value(a) for v, a in zip(case.model.graph.output, case.data_sets[0][1])})
+    if len(results) != len(wanted):
+        return f"{len(results)} tensors, not {len(wanted)}"
+    for number, (got, want) in enumerate(zip(results, wanted.values())):
         if got.dtype != want.dtype or got.shape != want.shape:
             return f"output {number} is {got.dtype}{list(got.shape)}, not {want.dtype}{list(want.shape)}"
         if got.dtype.kind in "biuO":
@@ -180,8 +191,7 @@ def _with_constants(case: Any) -> onnx.ModelProto:
     """The case with the inputs in `CONSTANTS` as initializers."""
     model = onnx.ModelProto()
     model.CopyFrom(case.model)
-    inputs, _ = case.data_sets[0]
-    values = {v.name: as_array(a) for v, a in zip(fed(case.model), inputs)}
+    values = {name: a for name, a in feeds(case).items() if isinstance(a, np.ndarray)}
     fixed: set[str] = set()
     opset = max(o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
     for node in model.graph.node:

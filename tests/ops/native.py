@@ -23,8 +23,8 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-Case = tuple[Any, Mapping[str, Array]]
-"""An ONNX model and its inputs by name."""
+Case = tuple[Any, Mapping[str, Any]]
+"""An ONNX model and its inputs by name: arrays, lists of them for sequences, None for absent optionals."""
 
 BATCH = 120
 """Programs per C file."""
@@ -54,29 +54,44 @@ WIDE = {"vector_bits": 512, "vector_registers": 32, "arch": "x86_64"}
 """A device for tuned kernels; they are GNU vectors and run anywhere."""
 
 
-def prepare(model: Any, device: Mapping[str, Any] | None = None) -> Any:
+def prepare(
+    model: Any, device: Mapping[str, Any] | None = None, feeds: Mapping[str, Any] | None = None
+) -> Any:
     """An ONNX model (a proto) imported, lowered and scheduled, with the tuned kernels of a device or
-    with none."""
+    with none; what must be bound of its inputs is bound to what `feeds` have."""
     from cuvil.codegen.tuned import claims
+    from cuvil.frontend.bundles import binding_of, open_inputs
     from cuvil.frontend.importer import canonicalize
     from cuvil.frontend.onnx_reader import graph_from_proto
     from cuvil.schedule.lower import lower
     from cuvil.schedule.plan import schedule
 
-    graph = graph_from_proto(model)
+    shapes = {n: binding_of(feeds[n]) for n in open_inputs(model)} if feeds is not None else {}
+    graph = graph_from_proto(model, shapes=shapes)
     canonicalize(graph)
     return schedule(lower(graph), None if device is None else claims.for_device(device))
 
 
 def outputs(models: Mapping[str, Case], opt_level: str = "1") -> dict[str, list[Array]]:
     """The outputs of each case; fails where one cannot be compiled or run."""
-    schedules = {name: prepare(model) for name, (model, _) in models.items()}
+    schedules = {name: prepare(model, feeds=feeds) for name, (model, feeds) in models.items()}
     libraries = build(schedules, opt_level)
-    tasks = [call(name, schedules[name], libraries[name], feeds) for name, (_, feeds) in models.items()]
+    tasks = [call(name, schedules[name], libraries[name], flat(feeds)) for name, (_, feeds) in models.items()]
     results = run(tasks)
     failed = {name: r for name, r in results.items() if isinstance(r, str)}
     assert not failed, failed
     return {name: r for name, r in results.items() if not isinstance(r, str)}
+
+
+def flat(values: Mapping[str, Any]) -> dict[str, Array]:
+    """Inputs or outputs as the tensors that generated code has for them."""
+    arrays: dict[str, Array] = {}
+    for name, value in values.items():
+        if isinstance(value, list):
+            arrays.update((f"{name}[{k}]", np.asarray(item)) for k, item in enumerate(value))
+        elif value is not None:
+            arrays[name] = np.asarray(value)
+    return arrays
 
 
 # --- building --------------------------------------------------------------------------------------

@@ -143,3 +143,47 @@ def test_wrong_number_of_activations() -> None:
 def test_unknown_activation() -> None:
     with pytest.raises(ModelError, match="activation 'Sinus' is none of ONNX's"):
         native.prepare(layer("RNN", activations=["Sinus"])[0])
+
+
+def quantized_layer(
+    *, T: int = 4, channels: bool = False, optional: str = "bias h c", direction: str = "forward"
+) -> tuple[onnx.ModelProto, dict[str, Array]]:
+    """A DynamicQuantizeLSTM with weights in int8, scaled by tensor or by channel, of a batch of one."""
+    rng = np.random.default_rng(4)
+    d, columns = 2 if direction == "bidirectional" else 1, 4 * HIDDEN
+    scales = (d, columns) if channels else (d,)
+    values: dict[str, Array] = {
+        "x": rng.standard_normal((T, 1, INPUT), np.float32),
+        "w": rng.integers(-128, 128, (d, INPUT, columns)).astype(np.int8),
+        "r": rng.integers(-128, 128, (d, HIDDEN, columns)).astype(np.int8),
+        "bias": 0.5 * rng.standard_normal((d, 2 * columns), np.float32),
+        "h": 0.5 * rng.standard_normal((d, 1, HIDDEN), np.float32),
+        "c": rng.standard_normal((d, 1, HIDDEN), np.float32),
+        "ws": rng.uniform(0.005, 0.01, scales).astype(np.float32),
+        "wz": rng.integers(-5, 6, scales).astype(np.int8) * (not channels),
+        "rs": rng.uniform(0.005, 0.01, scales).astype(np.float32),
+        "rz": rng.integers(-5, 6, scales).astype(np.int8) * (not channels),
+    }
+    used = {"x", "w", "r", "ws", "wz", "rs", "rz", *optional.split()}
+    names = ["x", "w", "r", "bias", "-", "h", "c", "-", "ws", "wz", "rs", "rz"]
+    inputs = " ".join(name if name in used else "-" for name in names)
+    options = {"hidden_size": HIDDEN, "direction": direction}
+    n = node("DynamicQuantizeLSTM", inputs, "y y_h y_c", "com.microsoft", **options)
+    fixed = ("w", "r", "ws", "wz", "rs", "rz")
+    feeds = {name: array for name, array in values.items() if name in used and name not in fixed}
+    return model([n], feeds, ["y", "y_h", "y_c"], {name: values[name] for name in fixed}), feeds
+
+
+QUANTIZED: dict[str, dict[str, Any]] = {
+    "by tensor": {},
+    "by channel": {"channels": True, "T": 1},
+    "bidirectional": {"direction": "bidirectional"},
+    "reverse, nothing optional": {"direction": "reverse", "optional": ""},
+}
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_quantized_weights_agree_with_onnxruntime(name: str) -> None:
+    case = quantized_layer(**QUANTIZED[name])
+    for got, want in zip(native.outputs({name: case})[name], reference(*case)):
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)

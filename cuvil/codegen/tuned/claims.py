@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cuvil.codegen.tuned import contract, layouts, pack
+from cuvil.codegen.tuned import contract, layouts, pack, winograd
 from cuvil.codegen.tuned.isa import Tiles, tiles
 from cuvil.ir.expr import Expr
 from cuvil.ir.loops import Kernel, Stmt
@@ -18,24 +18,38 @@ from cuvil.schedule.storage import Storage
 
 
 class TunedKernels:
-    """Blocked layouts and packed contractions for one ISA (`cuvil.schedule.plan.Tuner`)."""
+    """Blocked layouts and packed contractions for one ISA (`cuvil.schedule.plan.Tuner`); where `machine` is
+    given, Winograd convolutions that pay there."""
 
-    def __init__(self, shapes: Tiles) -> None:
-        self.tiles = shapes
+    def __init__(self, shapes: Tiles, machine: winograd.Machine | None = None) -> None:
+        self.tiles, self.machine = shapes, machine
         self.contractions: dict[Value, pack.Contraction] = {}
+        self.convolutions: dict[Value, winograd.Convolution] = {}
 
     def prepare(self, program: Program, storage: Storage, placer: Placer) -> None:
         """Choose layouts and pack the operands of contractions."""
         self.contractions.clear()
+        self.convolutions.clear()
         layouts.assign(program, storage, placer)
         for value in list(program.values):
             if is_contraction(value):
+                if self.machine is not None:
+                    chosen = winograd.pack(program, storage, value, self.tiles, self.machine)
+                    if chosen is not None:
+                        self.convolutions[value] = chosen
+                        continue
                 found = pack.pack(program, storage, value, self.tiles)
                 if found is not None:
                     self.contractions[value] = found
 
     def build(self, group: Group, storage: Storage, internal: set[Value], name: str) -> Kernel | None:
         """The kernel of a group with a packed contraction."""
+        if group.serial:
+            return None  # the contractions of a recurrence come one by one, from `member`
+        for value in group.members:
+            if value in self.convolutions and self.machine is not None:
+                chosen = self.convolutions[value]
+                return winograd.build(chosen, group, storage, internal, name, self.tiles, self.machine)
         found = self.contractions.get(group.members[0])
         return (
             contract.build(found, group, storage, internal, name, self.tiles) if found is not None else None
@@ -50,4 +64,5 @@ class TunedKernels:
 def for_device(options: Mapping[str, Any], packing: Mapping[str, Any] | None = None) -> TunedKernels:
     """The tuned kernels of a device, from its part of the ``codegen`` slice; they read constants as those
     for `packing`, another such part, pack them."""
-    return TunedKernels(tiles(options, None if packing is None else tiles(packing)))
+    chosen = options if packing is None else packing
+    return TunedKernels(tiles(options, None if packing is None else tiles(packing)), winograd.machine(chosen))

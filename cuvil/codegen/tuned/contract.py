@@ -6,6 +6,7 @@ runs over that array: the epilogue is the same fused expression that plain loops
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -237,7 +238,7 @@ class _Builder:
             result.append((KNest(((whole, stride), *loops, (block, 1))), []))
         if rest:
             used = -(-rest // 4) * 4 if c.dot else rest
-            result.append((KNest((*loops, (used, 1)), whole * stride, (block - used) * c.lanes), []))
+            result.append((KNest((*loops, (used, 1)), whole * stride, (block - used) * c.pitch), []))
         return result
 
     def _block_stride(self, inner: Expr, block: int) -> int | None:
@@ -262,7 +263,7 @@ class _Builder:
         c, zero = self.c, E.const(0)
         kernel = Tile(
             rows.offsets, rows.count is not None, tuple(n for n, _ in loops), c.vectors, self.tiles.width,
-            c.a.dtype, c.w.dtype, self.acc_type, c.dot, self._ahead(), c.lanes,
+            c.a.dtype, c.w.dtype, self.acc_type, c.dot, self._ahead(), c.pitch, self._apart(),
         )  # fmt: skip
         start = {**rows.at, c.column: panel * self.lanes}
         a_at = tuple(self._logical(i, start) for i in c.a.args)
@@ -278,14 +279,22 @@ class _Builder:
         micro = Micro(kernel, reads, (acc, (zero, zero)), tuple(arguments), flops)
         return [Declare(acc), micro, self._epilogue(acc, panel, rows)]
 
+    def _apart(self) -> int:
+        """Elements from one panel of constant weights to the next."""
+        c = self.c
+        total = static(self.storage.elements(c.panel)) if c.panel.is_constant else None
+        if total is None:
+            return 0
+        *batch, columns = (c.panel.array.shape[i] for i in (*range(len(c.batch)), -1))
+        return total // (math.prod(batch) * -(-columns // c.lanes) * (c.lanes // c.pitch))
+
     def _ahead(self) -> int:
-        """Elements from one panel of constant weights to the next, where they are too many to stay
-        in the cache from one inference to the next."""
+        """Elements from the columns of a tile to those of the next, in constant weights that are too many
+        to stay in the cache from one inference to the next."""
         panel = self.c.panel
         if not panel.is_constant or panel.array.size < MIN_PREFETCH:
             return 0
-        total = static(self.storage.elements(panel))
-        return 0 if total is None else total // -(-panel.array.shape[-1] // self.c.lanes)
+        return self._apart() * max(self.lanes // self.c.pitch, 1)
 
     def _epilogue(self, acc: Value, panel: Expr, rows: Rows) -> Stmt:
         """The group's other members, and the stores, over a tile of sums."""
@@ -309,7 +318,8 @@ class _Builder:
         at = {**rows.at, **rows.indices(row), self.c.column: start + lane}
         indices = [self._logical(a, at) for a in self.d.axes]
         each = lane in E.variables(inside)
-        stores = tuple(self._members(acc, row, piece * strip + lane, indices))
+        here = E.load(acc, (row, piece * strip + lane))
+        stores = tuple(results(self.group, self.nest.internal, self.c.value, here, indices))
         body: Stmt = For(lane, stop, (If(inside, stores),) if each else stores, "simd")
         if not inside.is_const and not each:
             body = If(inside, (body,))
@@ -318,26 +328,31 @@ class _Builder:
                 body = For(v, v.args[0], (body,))
         return body
 
-    def _members(self, acc: Value, row: Expr, lane: Expr, indices: Sequence[Expr]) -> list[Stmt]:
-        """The rest of the group at one element of the tile."""
-        here = E.load(acc, (row, lane))
-        body: list[Stmt] = []
-        scalars: dict[Value, Expr] = {self.c.value: here}
 
-        def local(node: Expr) -> Expr | None:
-            return scalars.get(node.attr) if node.op == "load" else None
+def results(
+    group: Group, inside: set[Value], value: Value, here: Expr, indices: Sequence[Expr]
+) -> list[Stmt]:
+    """The stores of a group at one element, where `here` is what its contraction `value` sums up to there;
+    members in `inside` need no memory."""
+    body: list[Stmt] = []
+    scalars: dict[Value, Expr] = {value: here}
 
-        if self.c.value not in self.nest.internal:
-            body.append(Store(self.c.value, tuple(indices), here))
-        for v in self.group.members[1:]:
-            dv = v.definition
-            assert isinstance(dv, Map)
-            value = E.transform(E.substitute(dv.body, dict(zip(dv.axes, indices))), local)
-            if v in self.nest.internal:
-                scalars[v] = value
-            else:
-                body.append(Store(v, tuple(indices), value))
-        return body
+    def local(node: Expr) -> Expr | None:
+        return scalars.get(node.attr) if node.op == "load" else None
+
+    if value not in inside:
+        body.append(Store(value, tuple(indices), here))
+    for v in group.members:
+        d = v.definition
+        if v is value:
+            continue
+        assert isinstance(d, Map)
+        result = E.transform(E.substitute(d.body, dict(zip(d.axes, indices))), local)
+        if v in inside:
+            scalars[v] = result
+        else:
+            body.append(Store(v, tuple(indices), result))
+    return body
 
 
 def balanced(size: int, tile: int) -> list[tuple[int, int, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -60,9 +61,11 @@ class Tiles:
         return tuple(dict.fromkeys((preferred, per_block, *((2, 3, 1) if per_block == 1 else ()))))
 
     def within(self, lanes: int, vectors: int) -> int:
-        """Vectors in a row of a tile that goes through panels of `lanes` columns: the largest number up
-        to `vectors` whose columns divide a panel."""
-        return next((v for v in range(vectors, 1, -1) if lanes % (v * self.width) == 0), 1)
+        """Vectors in a row of a tile over `lanes` columns in panels of a block: the largest number up to
+        `vectors` that covers them, and whole panels or whole parts of one."""
+        pitch = math.gcd(lanes, BLOCK)
+        widths = {v: v * self.width for v in range(vectors, 0, -1)}
+        return next((v for v, n in widths.items() if lanes % n == 0 and (n % pitch == 0 or pitch % n == 0)), 1)
 
     def rows(self, vectors: int) -> int:
         """Rows of a tile with so many vectors: what the registers hold beside the operands."""

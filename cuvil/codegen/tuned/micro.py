@@ -47,7 +47,9 @@ class Tile:
         a, w, acc: element types.
         dot: k runs in groups of 4 bytes that one instruction multiplies and adds (VNNI).
         ahead: elements of `w` to prefetch ahead (the same place in the next panel), 0 for none.
-        pitch: elements of `w` from one k to the next; a panel may be wider than the tile.
+        pitch: columns of a panel, which lie side by side in `w`; those of the tile if 0.
+        apart: elements of `w` from one panel to the next, where a tile covers several.
+        adds: the sums are added to those in `acc`.
     """
 
     rows: tuple[int, ...]
@@ -61,6 +63,8 @@ class Tile:
     dot: bool = False
     ahead: int = 0
     pitch: int = 0
+    apart: int = 0
+    adds: bool = False
 
     @property
     def lanes(self) -> int:
@@ -82,6 +86,16 @@ class Tile:
                 names += [f"e{n}_{i}"] if extent is None else []
                 names += [f"s{n}_{i}"] if stride is None else []
         return names
+
+    @property
+    def _group(self) -> int:
+        """Products that one instruction adds up."""
+        return 4 if self.dot else 1
+
+    def _place(self, step: int, column: int) -> int:
+        """The first element of `w` for a step (of `_group` k) and a column of the tile."""
+        pitch = self.pitch or self.lanes
+        return (step * pitch + column % pitch) * self._group + column // pitch * self.apart
 
     def render(self) -> str:
         """The C function ``name(a, w, acc, run-time arguments...)``."""
@@ -105,7 +119,8 @@ class Tile:
             lines += self._nest(n, nest, a)
         for p in range(len(self.rows)):
             for b in range(self.vectors):
-                lines.append(f"    *(V *)(acc + {(p * self.vectors + b) * self.width}) = c{b}_{p};")
+                to = f"*(V *)(acc + {(p * self.vectors + b) * self.width})"
+                lines.append(f"    {to} {'+=' if self.adds else '='} c{b}_{p};")
         return "\n".join([*lines, "}\n"])
 
     def _nest(self, n: int, nest: KNest, a: str) -> list[str]:
@@ -134,8 +149,7 @@ class Tile:
         self, pad: str, offset: str, extent: int | None, stop: str, stride: int | None, step: str
     ) -> list[str]:
         lines = [f"{pad}cv_idx o = {offset};"]
-        group = 4 if self.dot else 1
-        unroll = 1
+        group, unroll = self._group, 1
         if extent is not None:
             steps = extent // group
             unroll = next(u for u in (UNROLL, 3, 2, 1) if steps % u == 0)
@@ -147,24 +161,20 @@ class Tile:
         return [*lines, f"{pad}}}"]
 
     def _advance(self, pad: str, unroll: int, step: str) -> list[str]:
-        group = 4 if self.dot else 1
-        return [f"{pad}o += {unroll * group} * {step};", f"{pad}w += {unroll * self.pitch * group};"]
+        return [f"{pad}o += {unroll * self._group} * {step};", f"{pad}w += {self._place(unroll, 0)};"]
 
     def _steps(self, pad: str, unroll: int, step: str) -> list[str]:
         lines: list[str] = []
-        group = 4 if self.dot else 1
+        group, element = self._group, 1 if self.w in ("int8", "uint8") else 4
         for u in range(unroll):
             lines.append(f'{pad}__asm__ volatile("" ::: "memory");')
             lines.append(f"{pad}{{")
-            element = 1 if self.w in ("int8", "uint8") else 4
-            for line in range(0, self.lanes * group * element if self.ahead else 0, 64):
-                offset = self.ahead + u * self.pitch * group + line // element
+            for column in range(0, self.lanes if self.ahead else 0, 64 // (group * element)):
+                offset = self.ahead + self._place(u, column)
                 lines.append(f"{pad}    __builtin_prefetch(w + {offset}, 0, 2);")
             for b in range(self.vectors):
-                at = u * self.pitch + b * self.width
-                if self.dot:
-                    lines.append(f"{pad}    const V w{b} = *(const V *)(w + {at * 4});")
-                elif self.w == self.acc:
+                at = self._place(u, b * self.width)
+                if self.dot or self.w == self.acc:
                     lines.append(f"{pad}    const V w{b} = *(const V *)(w + {at});")
                 else:
                     lines.append(

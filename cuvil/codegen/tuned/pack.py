@@ -8,6 +8,7 @@ becomes such a contraction panel by panel (`groups`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from cuvil.codegen.tuned.groups import MAX_WASTE, Groups
 from cuvil.codegen.tuned.groups import find as find_groups
-from cuvil.codegen.tuned.isa import Tiles
+from cuvil.codegen.tuned.isa import BLOCK, Tiles
 from cuvil.ir import evaluate
 from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr
@@ -35,7 +36,8 @@ class Contraction:
         batch: output axes in both operands; `rows`: not in `w`; `column`: the panels'.
         k: reduced variables, outermost first.
         vectors: vectors in a tile's row.
-        lanes: columns of a panel, a multiple of the tile's.
+        pitch: columns of a panel.
+        lanes: columns are padded to a multiple of it.
         spatial: the rows are a convolution's positions (tiles of pixels).
         dot: bytes in groups of four.
     """
@@ -49,6 +51,7 @@ class Contraction:
     column: Expr
     k: list[Expr]
     vectors: int
+    pitch: int
     lanes: int
     spatial: bool
     dot: bool
@@ -168,12 +171,15 @@ def pack(program: Program, storage: Storage, value: Value, tiles: Tiles) -> Cont
     dot = tiles.dot and types[:2] == ("uint8", "int8") and together
     if dot and (size is None or (size % 4 and not block)):
         dot = False
-    panel = _panel(program, storage, value, factor, found.batch, order, column, lanes, dot, block)
+    pitch = lanes if packing is tiles else math.gcd(lanes, BLOCK)
+    panel = _panel(program, storage, value, factor, found.batch, order, column, (pitch, lanes), dot, block)
     new_w = E.load(panel, [*found.batch, *order, column])
     to = d.body.dtype
     value.definition = Reduce(d.axes, d.reduced, d.op, E.cast(a, to) * E.cast(new_w, to))
     vectors = lanes // tiles.width if packing is tiles else tiles.within(lanes, vectors)
-    return Contraction(value, a, new_w, panel, found.batch, rows, column, order, vectors, lanes, spatial, dot)
+    return Contraction(
+        value, a, new_w, panel, found.batch, rows, column, order, vectors, pitch, lanes, spatial, dot
+    )
 
 
 def _starts_within_block(storage: Storage, a: Expr) -> bool:
@@ -235,11 +241,12 @@ def _panel(
     batch: Sequence[Expr],
     k: Sequence[Expr],
     column: Expr,
-    lanes: int,
+    lanes: tuple[int, int],
     dot: bool,
     block: int,
 ) -> Value:
-    """The packed operand ``[batch..., k..., n]`` with its layout: panels of `lanes` columns."""
+    """The packed operand ``[batch..., k..., n]`` with its layout: panels of ``lanes[0]`` columns, padded to
+    a multiple of ``lanes[1]`` columns."""
     order = [*batch, *k, column]
     fresh = [E.var(v.args[0]) for v in order]
     body = E.substitute(w, dict(zip(order, fresh)))
@@ -250,19 +257,20 @@ def _panel(
         panel.definition = Constant(np.asarray(evaluate.value(panel, lambda v: v.array)))
     n = len(order) - 1
     dims: list[tuple[int, int, int]] = [(i, 1, 0) for i in range(len(batch))]
-    dims.append((n, lanes, 0))
+    pitch, padded = lanes
+    dims += [(n, padded, 0), (n, pitch, padded // pitch)] if padded > pitch else [(n, pitch, 0)]
     inner = n - 1
     if block:
         dims.append((inner, block, 0))
         dims += [(i, 1, 0) for i in range(len(batch), inner)]
         tail = (
-            [(inner, 4, block // 4), (n, 1, lanes), (inner, 1, 4)]
+            [(inner, 4, block // 4), (n, 1, pitch), (inner, 1, 4)]
             if dot
-            else [(inner, 1, block), (n, 1, lanes)]
+            else [(inner, 1, block), (n, 1, pitch)]
         )
     else:
         dims += [(i, 1, 0) for i in range(len(batch), inner)]
-        tail = [(inner, 4, 0), (n, 1, lanes), (inner, 1, 4)] if dot else [(inner, 1, 0), (n, 1, lanes)]
+        tail = [(inner, 4, 0), (n, 1, pitch), (inner, 1, 4)] if dot else [(inner, 1, 0), (n, 1, pitch)]
     storage.layouts[panel] = Layout((*dims, *tail))
     program.values.insert(program.values.index(value), panel)
     return panel

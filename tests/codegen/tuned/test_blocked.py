@@ -18,15 +18,10 @@ ISAS = ["x86-64", "x86-64-v3", "x86-64-v4-vnni"]
 
 GROUPED = [
     (16, 16, 4, 3),  # (inputs and outputs of a group, groups, taps along an axis)
-    (32, 32, 2, 3),
     (24, 24, 3, 3),
     (4, 4, 16, 3),
-    (8, 8, 8, 1),
-    (12, 20, 4, 3),
-    (9, 36, 3, 1),
+    (12, 20, 4, 1),
     (36, 9, 3, 1),
-    (6, 24, 2, 3),
-    (17, 5, 3, 1),
 ]
 
 
@@ -85,12 +80,9 @@ def pooled(channels: int, kind: str) -> onnx.ModelProto:
 
 MODELS = {
     **{f"grouped {g}": grouped(*g) for g in GROUPED},
-    **{f"slices {n}": slices(*n) for n in ((12, 20), (16, 24), (20, 12), (30, 10))},
-    **{
-        f"transposed {t}": transposed(*t)
-        for t in ((16, 2, 2, 0), (20, 4, 2, 1), (24, 3, 2, 1), (10, 5, 3, 0))
-    },
-    **{f"pooled {n} {k}": pooled(n, k) for n in (16, 18) for k in ("MaxPool", "AveragePool")},
+    **{f"slices {n}": slices(*n) for n in ((12, 20), (20, 10))},
+    **{f"transposed {t}": transposed(*t) for t in ((16, 2, 2, 0), (20, 3, 2, 1))},
+    **{f"pooled {n} {k}": pooled(n, k) for n, k in ((16, "AveragePool"), (18, "MaxPool"))},
 }
 
 
@@ -104,12 +96,22 @@ def scheduled(name: str, chosen: str = "x86-64-v3") -> Schedule:
 
 
 @pytest.mark.parametrize("chosen", ISAS)
-@pytest.mark.parametrize("optimized", [False, True], ids=["sanitized", "optimized"])
-def test_results(chosen: str, optimized: bool, tmp_path: Path) -> None:
-    cases = [Case(name, scheduled(name, chosen), feeds(model)) for name, model in MODELS.items()]
-    sanitize, options = ((), Options()) if optimized else (ADDRESS, None)
-    program = Program(cases, tmp_path, isa(chosen), sanitize, options=options)
-    for number, (name, model) in enumerate(MODELS.items()):
+def test_results(chosen: str, tmp_path: Path) -> None:
+    check(list(MODELS), chosen, ADDRESS, None, tmp_path)
+
+
+def test_pooling_survives_the_optimizer(tmp_path: Path) -> None:
+    """gcc 12 at -O3 for AVX-512 adds taps beyond the border where a test guards each tap."""
+    check([n for n in MODELS if n.startswith("pooled")], "x86-64-v4", (), Options(), tmp_path)
+
+
+def check(
+    names: list[str], chosen: str, sanitize: tuple[str, ...], options: Options | None, folder: Path
+) -> None:
+    cases = [Case(name, scheduled(name, chosen), feeds(MODELS[name])) for name in names]
+    program = Program(cases, folder, isa(chosen), sanitize, options=options)
+    for number, name in enumerate(names):
+        model = MODELS[name]
         session = onnxruntime.InferenceSession(model.SerializeToString())
         (wanted,) = session.run(None, feeds(model))
         (got,) = program.run(number)
