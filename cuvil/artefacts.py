@@ -4,16 +4,18 @@
     <out>/partition/partition.json, <device>.onnx
     <out>/quantize/quantization.json, <device>.onnx
     <out>/codegen/<model>_<device>.c .bin .S, <device>.plan.json, <model>.c, <model>.h, <model>.json
+    <out>/codegen/<model>_<device>_<level>.c (where the device has several instruction sets)
     <out>/obj/*.o
     <out>/lib<model>_<device>.a .so, lib<model>.a .so
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cuvil.codegen.names import identifier, model_name
+from cuvil.codegen.names import identifier, level_stem, model_name
 from cuvil.target.schema import Target
 
 
@@ -62,14 +64,23 @@ class Layout:
             "plan": base / f"{device}.plan.json",
         }
 
+    def level_source(self, device: str, level: str) -> Path:
+        """The C file of one of a device's instruction sets."""
+        return self.folder / "codegen" / f"{level_stem(self.stem(device), level)}.c"
+
+    def level_object(self, device: str, level: str) -> Path:
+        return self.folder / "obj" / f"{level_stem(self.stem(device), level)}.o"
+
     @property
     def interface(self) -> dict[str, Path]:
         """The orchestrating file, the header and the metadata: c, h, json."""
         base = self.folder / "codegen"
         return {k: base / f"{self.model}.{k}" for k in ("c", "h", "json")}
 
-    def objects(self, device: str) -> list[Path]:
-        return [self.folder / "obj" / f"{self.stem(device)}{suffix}.o" for suffix in ("", "_weights")]
+    def objects(self, device: str, levels: Sequence[str] = ()) -> list[Path]:
+        """The objects of a device: its code, its weights, its code for each of `levels`."""
+        own = [self.folder / "obj" / f"{self.stem(device)}{suffix}.o" for suffix in ("", "_weights")]
+        return own + [self.level_object(device, level) for level in levels]
 
     @property
     def interface_object(self) -> Path:

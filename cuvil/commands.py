@@ -184,7 +184,8 @@ def compile_library(job: Job, output: Path, progress: Progress | None = None) ->
             fsio.write_bytes(output, out.libraries[0].read_bytes())
         else:  # linked anew, so that the library's own name is the one asked for
             chain = work.target.slice("cc")
-            objects = [out.interface_object, *(o for d in out.devices for o in out.objects(d))]
+            levels = {d.name: d.isa_levels for d in work.target.devices}
+            objects = [out.interface_object, *(o for d in out.devices for o in out.objects(d, levels[d]))]
             linker, options = profile.compiler(chain, None, progress), profile.options(chain)
             linker.link_shared(objects, output, libs=("m",), options=options)
         fsio.write_text(header, header_text)

@@ -9,13 +9,16 @@ SCons, the command line and `cuvil.compile` all run these functions, on the same
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from cuvil import fsio
 from cuvil.artefacts import Layout
-from cuvil.codegen import abi, program
+from cuvil.codegen import abi, dispatch, program
+from cuvil.codegen.names import level_stem
 from cuvil.codegen.tuned import claims
 from cuvil.errors import CuvilError
 from cuvil.frontend.binding import Shapes as Shapes
@@ -32,7 +35,7 @@ from cuvil.rewrite import integer, simplify
 from cuvil.schedule.lower import lower
 from cuvil.schedule.plan import schedule
 from cuvil.target.schema import Target
-from cuvil.toolchain.profile import compiler, cpu_devices, options
+from cuvil.toolchain.profile import compiler, cpu_devices, isa_levels, options
 
 Progress = Callable[[str], None]
 
@@ -104,13 +107,23 @@ def device_code(
     """The code of one device for its graph and its part of the ``codegen`` slice."""
     placed = json.loads(out.partition.read_text())
     wanted = {k: s for k, s in enumerate(placed["segments"]) if s["device"] == device}
-    parts = []
-    tuner = claims.for_device(options) if tuned else None
-    for k, piece in split_device_graph(graph, wanted).items():
+    pieces = split_device_graph(graph, wanted)
+    for piece in pieces.values():
         integer.rewrite(piece)
-        result = schedule(lower(piece), tuner)
-        parts.append(program.Part(result, f"{out.stem(device)}_s{k}"))
-    return program.render(parts, out.stem(device), int(options.get("threads", 1)))
+
+    def parts(stem: str, tuner: claims.TunedKernels | None) -> list[program.Part]:
+        return [program.Part(schedule(lower(piece), tuner), f"{stem}_s{k}") for k, piece in pieces.items()]
+
+    stem, threads = out.stem(device), int(options.get("threads", 1))
+    levels = {facts["isa"]: {**options, **facts} for facts in options.get("levels", ())}
+    if not levels:
+        return program.render(parts(stem, claims.for_device(options) if tuned else None), stem, threads)
+    best = [*levels.values()][-1]
+    made = {
+        name: parts(level_stem(stem, name), claims.for_device(facts, best) if tuned else None)
+        for name, facts in levels.items()
+    }
+    return dispatch.combine(made, stem, threads)
 
 
 @expr.fresh()
@@ -124,6 +137,8 @@ def run_codegen(out: Layout, device: str, target: Mapping[str, Any], tuned: bool
     assembly = program.weights_assembly(code.weights_symbol, files["bin"].name) if code.weights_symbol else ""
     fsio.write_text(files["s"], assembly)
     fsio.write_text(files["c"], code.source)
+    for level, source in code.levels.items():
+        fsio.write_text(out.level_source(device, level), source)
     fsio.write_json(files["plan"], code.plan)
 
 
@@ -144,13 +159,22 @@ def run_interface(out: Layout, target: Mapping[str, Any]) -> None:
     fsio.write_json(out.interface["json"], metadata)
 
 
+def run_cc_level(
+    out: Layout, device: str, level: str, target: Mapping[str, Any], progress: Progress | None = None
+) -> None:
+    """Compile a device's code for one of its instruction sets; `target` is the slice of that one."""
+    cc = compiler(target, device, progress)
+    cc.compile(out.level_source(device, level), out.level_object(device, level), options(target))
+
+
 def run_cc_device(
     out: Layout, device: str, target: Mapping[str, Any], progress: Progress | None = None
 ) -> None:
-    """Compile one device's code to its static and shared library."""
+    """Compile one device's code to its static and shared library; the code for each of several instruction
+    sets has been compiled by `run_cc_level`."""
     chosen = device if device in cpu_devices(target) else None
     cc, opts, files = compiler(target, chosen, progress), options(target), out.generated(device)
-    objects = out.objects(device)
+    objects = out.objects(device, isa_levels(target, device))
     cc.compile(files["c"], objects[0], opts)
     cc.compile(files["s"], objects[1], opts)
     archive, shared = out.device_libraries(device)
@@ -162,7 +186,7 @@ def run_cc_model(out: Layout, target: Mapping[str, Any], progress: Progress | No
     """Compile the interface and link it with all devices' objects to the model's libraries."""
     cc, opts = compiler(target, None, progress), options(target)
     cc.compile(out.interface["c"], out.interface_object, opts)
-    objects = [out.interface_object, *(o for d in out.devices for o in out.objects(d))]
+    objects = [out.interface_object, *(o for d in out.devices for o in out.objects(d, isa_levels(target, d)))]
     archive, shared = out.libraries
     cc.archive(objects, archive)
     cc.link_shared(objects, shared, libs=("m", "pthread"), options=opts)
@@ -191,6 +215,10 @@ def run_all(
         say(f"codegen {device}")
         run_codegen(out, device, target.slice("codegen"), tuned)
     run_interface(out, target.slice("codegen"))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # the work is done in processes of the compiler's own
+        levels = [(d.name, level) for d in target.devices for level in d.isa_levels]
+        slices = (target.slice("cc", device, level) for device, level in levels)
+        [*pool.map(lambda of, part: run_cc_level(out, *of, part, progress), levels, slices)]
     for device in out.devices:
         say(f"cc {device}")
         run_cc_device(out, device, target.slice("cc"), progress)

@@ -67,6 +67,11 @@ def model_name(text: str) -> str:
     return name
 
 
+def level_stem(stem: str, level: str) -> str:
+    """The prefix of the files and symbols of a device's code for one of its instruction sets."""
+    return f"{stem}_{identifier(level)}"
+
+
 def comment(text: str) -> str:
     """Text from a model made safe inside a C comment."""
     return re.sub(r"[^ -.0-\[\]-~]", "?", text.replace("/", "|"))[:120]

@@ -1,7 +1,7 @@
 """Sequences and optionals at a model's interface become tensors: the graph has these as inputs and outputs.
 
-A sequence `s` becomes ``s[0]``, ``s[1]``, ...; an optional that is present becomes what it holds, and one that
-is absent disappears.  Nodes at both ends of the graph make and take apart the containers that the model has.
+A sequence `s` becomes ``s[0]``, ``s[1]``, ...; an optional that is present becomes what it holds, and one
+that is absent disappears.  Nodes at both ends of the graph make and take apart the containers that the model has.
 """
 
 from __future__ import annotations

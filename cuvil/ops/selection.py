@@ -13,7 +13,7 @@ import numpy as np
 from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr
 from cuvil.ir.loops import Accumulate, If, Stmt, Store, While
-from cuvil.ir.primitives import Value, depends_on_data, elements, flatten, static, unflatten
+from cuvil.ir.primitives import Value, elements, flatten, static, unflatten
 from cuvil.ops.characters import Local, each
 from cuvil.ops.registry import Context, lowering
 
@@ -266,7 +266,7 @@ def non_max_suppression(c: Context) -> Value:
         return b.constant(np.zeros((0, 3), np.int64))
     limit = E.maximum(limit, 0)
     threshold = E.const(0, boxes.dtype) if overlap is None else overlap
-    bound = batches * classes * (count if depends_on_data(limit) else E.minimum(limit, count))
+    bound = batches * classes * (count if E.depends_on_data(limit) else E.minimum(limit, count))
 
     def body(heap: Value, corners: Value, selected: Value, total: Value) -> Sequence[Stmt]:
         names = ("n", "k", "here", "rows", "start", "row", "keep")

@@ -303,6 +303,17 @@ def in_place(kernel: Kernel, storage: Storage) -> list[tuple[Value, Value]]:
     return found
 
 
+def sharing(s: Schedule, kernel: Kernel) -> set[Value]:
+    """The roots among those a kernel touches that share memory with another of them."""
+    owners: dict[Value, list[Value]] = {}
+    for root in roots_of(kernel, s.storage):
+        owner = root
+        while owner in s.aliases:
+            owner = s.aliases[owner]
+        owners.setdefault(owner, []).append(root)
+    return {root for together in owners.values() if len(together) > 1 for root in together}
+
+
 def _only_at(
     kernel: Kernel, storage: Storage, source: Value, address: Expr, local: set[Value], write: Store
 ) -> bool:

@@ -16,7 +16,7 @@ from cuvil.ir.loops import Accumulate, For, If, Stmt, expressions, walk
 from cuvil.ir.primitives import Reduce, static
 from cuvil.schedule.storage import coefficient
 
-MAX_TAPS = 32
+MAX_TAPS = 50
 """Steps of a reduction that are written out."""
 
 

@@ -20,7 +20,7 @@ STAGE_FUNCTIONS = {
     "quantize": ("run_quantize",),
     "codegen": ("run_codegen",),
     "interface": ("run_interface",),
-    "cc": ("run_cc_device", "run_cc_model"),
+    "cc": ("run_cc_level", "run_cc_device", "run_cc_model"),
 }
 
 _OWN = ("cuvil.stages", "cuvil.scons.stage_command")

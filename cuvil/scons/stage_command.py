@@ -32,6 +32,7 @@ def parser() -> argparse.ArgumentParser:
     add("--devices", required=True, metavar="A,B", help="the target's devices, in order")
     add("--slice", default="{}", metavar="JSON", help="what the stage reads of the board profile")
     add("--device", default="", help="the device to work for; cc without one links the model")
+    add("--level", default="", help="cc: compile the device's code for one of its instruction sets alone")
     add("--model", type=Path, help="import: the .onnx file")
     add("--shapes", default="{}", metavar="JSON", help="import: sizes or names of dimensions, by input")
     add("--values", default="{}", metavar="JSON", help="import: values of inputs that become constants")
@@ -67,6 +68,8 @@ def run(arguments: Sequence[str], progress: Progress | None = None) -> None:
         stages.run_codegen(out, args.device, target)
     elif args.stage == "interface":
         stages.run_interface(out, target)
+    elif args.device and args.level:
+        stages.run_cc_level(out, args.device, args.level, target, progress)
     elif args.device:
         stages.run_cc_device(out, args.device, target, progress)
     else:

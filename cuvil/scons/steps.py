@@ -31,6 +31,7 @@ class Step:
         paths: the arguments that say where the files are.
         inputs, outputs: all files that are read and written.
         device: the device it works for, "" for all.
+        level: the instruction set it works for, "" for all that the device has.
         apart: it may take long and runs in a process of its own.
     """
 
@@ -42,6 +43,7 @@ class Step:
     inputs: tuple[Path, ...]
     outputs: tuple[Path, ...]
     device: str
+    level: str
     apart: bool
 
     @property
@@ -54,7 +56,8 @@ class Step:
         """The arguments of ``cuvil stage`` but for paths: what the outcome depends on besides files."""
         content = json.dumps(self.slice, sort_keys=True, separators=(",", ":"))
         device = ("--device", self.device) if self.device else ()
-        return (self.stage, *self.options, *device, "--slice", content)
+        level = ("--level", self.level) if self.level else ()
+        return (self.stage, *self.options, *device, *level, "--slice", content)
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -90,16 +93,19 @@ def steps(out: Layout, target: Target, model: Model) -> list[Step]:
         inputs: Iterable[Path],
         outputs: Iterable[Path],
         device: str = "",
+        level: str = "",
         options: tuple[str, ...] = (),
         paths: tuple[str, ...] = (),
         apart: bool = False,
     ) -> None:
-        label = f"{out.model} [{target.name}{'/' if device else ''}{device}]"
-        content = target.slice("codegen" if stage == "interface" else stage, device or None)
+        label = f"{out.model} [{'/'.join(filter(None, (target.name, device, level)))}]"
+        content = target.slice("codegen" if stage == "interface" else stage, device or None, level or None)
         known = ("--name", out.model, "--devices", ",".join(out.devices), *options)
         where = ("--folder", str(out.folder), *paths)
-        result.append(Step(stage, label, content, known, where, tuple(inputs), tuple(outputs), device, apart))
+        files = tuple(inputs), tuple(outputs)
+        result.append(Step(stage, label, content, known, where, *files, device, level, apart))
 
+    levels = {d: target.device(d).isa_levels for d in out.devices}
     source, calibration = Path(model.path), Path(model.calibration)
     placed, quantized = [out.placed(d) for d in out.devices], [out.quantized(d) for d in out.devices]
     options: tuple[str, ...]
@@ -115,13 +121,16 @@ def steps(out: Layout, target: Target, model: Model) -> list[Step]:
     else:
         add("quantize", placed, [out.quantization, *quantized])
     for device in out.devices:
-        generated = out.generated(device)
-        add("codegen", [out.partition, out.quantized(device)], generated.values(), device)
+        generated = [*out.generated(device).values(), *(out.level_source(device, n) for n in levels[device])]
+        add("codegen", [out.partition, out.quantized(device)], generated, device)
     plans = [out.generated(d)["plan"] for d in out.devices]
     add("interface", [out.partition, *plans], out.interface.values())
     for device in out.devices:
+        for name in levels[device]:
+            add("cc", [out.level_source(device, name)], [out.level_object(device, name)], device, name)
         sources = [out.generated(device)[k] for k in ("c", "s", "bin")]
+        sources += [out.level_object(device, name) for name in levels[device]]
         add("cc", sources, [*out.objects(device), *out.device_libraries(device)], device)
-    objects = [o for d in out.devices for o in out.objects(d)]
+    objects = [o for d in out.devices for o in out.objects(d, levels[d])]
     add("cc", [out.interface["c"], out.interface["h"], *objects], [out.interface_object, *out.libraries])
     return result

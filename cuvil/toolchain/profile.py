@@ -31,6 +31,11 @@ def options(target: Mapping[str, Any]) -> compilers.Options:
     return compilers.Options(opt_level=chain["optimization"].removeprefix("O"), flags=tuple(chain["flags"]))
 
 
+def isa_levels(target: Mapping[str, Any], device: str) -> tuple[str, ...]:
+    """The instruction sets that a device of a ``cc`` slice has code for; none where it has but one."""
+    return tuple(target["devices"][device].get("levels", ()))
+
+
 def cpu_devices(target: Mapping[str, Any]) -> list[str]:
     """The devices of a ``cc`` slice that C is compiled for; the others have no back end yet."""
     return [d for d, v in target["devices"].items() if v["kind"] == "cpu"]

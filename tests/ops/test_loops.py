@@ -5,63 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import native
 import numpy as np
 import onnx
-from families import Family, f32, i64
-from onnx import TensorProto, helper
-from single import Array, node
+import pytest
+from bodies import (
+    BOOL,
+    FLOAT,
+    GOES_ON,
+    INT,
+    START,
+    TRIPS,
+    TRUE,
+    Kind,
+    S,
+    T,
+    graph,
+    loop,
+    onward,
+    recurrence,
+    while_less,
+)
+from families import BAD_VALUE, Family, Outcome, assert_agrees, f32, i64, outcomes
+from single import node
 
-FLOAT, INT, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+from cuvil.errors import ModelError, UnsupportedError
 
-Kind = tuple[str, int, Sequence[int | str] | None]
-
-
-def graph(nodes: Sequence[onnx.NodeProto], inputs: Sequence[Kind], outputs: Sequence[Kind], **constants: Array) -> onnx.GraphProto:
-    """A body; its nodes get unique names."""
-    for n, made in enumerate(nodes):
-        made.name = f"inner{n}_{made.output[0]}"
-    doubles = [k for k, kind in enumerate(outputs) if kind[0] in [o[0] for o in (*inputs, *outputs[:k])]]
-    names = {k: f"{outputs[k][0]}_{k}" for k in doubles}  # a graph names each of its ends once
-    nodes = [*nodes, *(node("Identity", outputs[k][0], name, name=name) for k, name in names.items())]
-    outputs = [(names.get(k, name), *kind) for k, (name, *kind) in enumerate(outputs)]
-    kinds = [[helper.make_tensor_value_info(*kind) for kind in side] for side in (inputs, outputs)]
-    stored = [onnx.numpy_helper.from_array(a, name) for name, a in constants.items()]
-    return helper.make_graph(list(nodes), "body", *kinds, stored)
-
-
-def loop(
-    nodes: Sequence[onnx.NodeProto], states: Sequence[Kind], results: Sequence[Kind], inputs: str, outputs: str, **constants: Array
-) -> onnx.NodeProto:
-    """A Loop; `results` are the condition, the states and what is collected."""
-    first: list[Kind] = [("i", INT, []), ("going", BOOL, [])]
-    return node("Loop", inputs, outputs, body=graph(nodes, [*first, *states], results, **constants))
-
-
-GOES_ON: Kind = ("going_on", BOOL, [])
-
-
-def onward(*nodes: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """A body's nodes with the condition passed on."""
-    return [node("Identity", "going", "going_on"), *nodes]
-
-
-def while_less(*nodes: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """A body's nodes that go on while the sum of state `s`'s successor `t` is below `limit`."""
-    return [*nodes, node("ReduceSum", "t", "total", keepdims=0), node("Less", "total limit", "going_on")]
-
-
-S: Kind = ("s", FLOAT, [2])
-T: Kind = ("t", FLOAT, [2])
-TRIPS = [{"n": np.array(n)} for n in (0, 1, 2, 7)]
 LIMITS = [{"limit": np.array(v, np.float32)} for v in (-1, 0.5, 9, 30)]
-START = {"x": np.float32([0.5, 0.25])}
-TRUE = np.array(True)
-
-
-def recurrence(*nodes: onnx.NodeProto, **constants: Array) -> onnx.NodeProto:
-    """A Loop over n steps with a state [2] that collects `o`."""
-    return loop(onward(*nodes), [S], [GOES_ON, T, ("o", FLOAT, None)], "n c x", "y z", **constants)
-
 
 FAMILIES: dict[str, Family] = {
     "trip count from data": Family(
@@ -182,18 +152,40 @@ FAMILIES: dict[str, Family] = {
 
 
 def nested() -> onnx.NodeProto:
-    inner = loop(onward(node("Mul", "p half", "q")), [("p", FLOAT, [2])], [("going_on", BOOL, []), ("q", FLOAT, [2])], "m c s", "r", half=np.float32([0.5]))
+    inner = loop(
+        onward(node("Mul", "p half", "q")),
+        [("p", FLOAT, [2])],
+        [("going_on", BOOL, []), ("q", FLOAT, [2])],
+        "m c s",
+        "r",
+        half=np.float32([0.5]),
+    )
     inner.attribute[0].g.input[0].name, inner.attribute[0].g.input[1].name = "j", "inner_going"
     inner.attribute[0].g.node[0].input[0] = "inner_going"
     inner.attribute[0].g.node[0].output[0] = inner.attribute[0].g.output[0].name = "inner_on"
-    return recurrence(inner, node("Add", "r one", "t"), node("Identity", "r", "o"), m=np.array(2), one=np.float32([1]))
+    return recurrence(
+        inner, node("Add", "r one", "t"), node("Identity", "r", "o"), m=np.array(2), one=np.float32([1])
+    )
 
 
-def scan(nodes: Sequence[onnx.NodeProto], inputs: Sequence[Kind], results: Sequence[Kind], ins: str, outs: str, count: int, **attributes: Any) -> onnx.NodeProto:
+def scan(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Sequence[Kind],
+    results: Sequence[Kind],
+    ins: str,
+    outs: str,
+    count: int,
+    **attributes: Any,
+) -> onnx.NodeProto:
     return node("Scan", ins, outs, body=graph(nodes, inputs, results), num_scan_inputs=count, **attributes)
 
 
-RNN = [node("MatMul", "v w", "a"), node("MatMul", "h r", "b"), node("Add", "a b", "ab"), node("Tanh", "ab", "hn")]
+RNN = [
+    node("MatMul", "v w", "a"),
+    node("MatMul", "h r", "b"),
+    node("Add", "a b", "ab"),
+    node("Tanh", "ab", "hn"),
+]
 GRU = [
     node("Concat", "v h", "vh", axis=1), node("MatMul", "vh wz", "z0"), node("Sigmoid", "z0", "z1"), node("MatMul", "vh wr", "r0"), node("Sigmoid", "r0", "r1"),
     node("Mul", "r1 h", "rh"), node("Concat", "v rh", "vr", axis=1), node("MatMul", "vr wh", "g0"), node("Tanh", "g0", "g"), node("Sub", "h g", "d"), node("Mul", "z1 d", "zd"), node("Add", "g zd", "hn"),
@@ -232,55 +224,56 @@ SCANS: dict[str, Family] = {
 }  # fmt: skip
 
 NESTED: dict[str, Family] = {
-    "Loop in a Loop": Family([nested()], {}, [START], outputs=("y", "z"), constants={"n": np.array(3), "c": TRUE}),
+    "Loop in a Loop": Family(
+        [nested()], {}, [START], outputs=("y", "z"), constants={"n": np.array(3), "c": TRUE}
+    ),
 }
 
+ALL = {**FAMILIES, **{f"Scan {n}": f for n, f in SCANS.items()}, **NESTED}
 
-def branch(name: str, nodes: Sequence[onnx.NodeProto], *outputs: Kind, **constants: Array) -> onnx.GraphProto:
-    made = graph(nodes, [], outputs, **constants)
-    for n in made.node:
-        n.name = f"{name}_{n.name}"
-    return made
+Found = dict[str, tuple[list[Outcome], list[Outcome]]]
 
 
-def choose(then: onnx.GraphProto, other: onnx.GraphProto, outputs: str = "y") -> onnx.NodeProto:
-    return node("If", "c", outputs, then_branch=then, else_branch=other)
+@pytest.fixture(scope="module")
+def plain() -> Found:
+    return outcomes(ALL)
 
 
-Y: Kind = ("b", FLOAT, None)
-FLAGS = [{"c": np.array(flag)} for flag in (True, False)]
+@pytest.fixture(scope="module")
+def tuned() -> Found:
+    return outcomes(ALL, native.WIDE)
 
-IFS: dict[str, Family] = {
-    "branches of other sizes": Family(
-        [choose(branch("t", [node("Transpose", "x", "b")], Y), branch("e", [node("Neg", "x", "b")], Y)), node("Exp", "y", "z")], {"x": f32(2, 3)}, FLAGS, outputs=("y", "z"),
-    ),
-    "a branch of no elements": Family(
-        [choose(branch("t", [node("Slice", "x zero zero", "b")], Y, zero=i64(0)), branch("e", [node("Neg", "x", "b")], Y)), node("Exp", "y", "z")], {"x": f32(2, 3)}, FLAGS, outputs=("y", "z"),
-    ),
-    "sizes from data within the branches": Family(
-        [choose(branch("t", [node("Reshape", "x s", "b")], Y), branch("e", [node("Slice", "x s e", "b")], Y))], {"x": f32(4, 3)},
-        [{"c": np.array(c), "s": i64(*s), "e": i64(*e)} for c, s, e in [(True, (2, 6), (0, 0)), (True, (12, 1), (0, 0)), (False, (1, 0), (4, 2)), (False, (5, 5), (0, 0)), (False, (-1, -1), (9, 9))]],
-        [{"c": TRUE, "s": i64(5, 5), "e": i64(0, 0)}],
-    ),
-    "what fails in the branch that is not taken": Family(
-        [choose(branch("t", [node("Squeeze", "x a", "b")], Y), branch("e", [node("ReduceSum", "x a", "b", keepdims=0)], Y)), node("Abs", "y", "z")], {"x": f32(1, 3)},
-        [{"c": np.array(c), "a": i64(a)} for c, a in [(True, 0), (False, 0), (False, 1)]], [{"c": TRUE, "a": i64(1)}, {"c": np.array(False), "a": i64(2)}], outputs=("y", "z"),
-    ),
-    "a declared size": Family(
-        [choose(branch("t", [node("Slice", "x s e", "b")], Y), branch("e", [node("Neg", "w", "b")], Y))], {"x": f32(9), "w": f32(4)},
-        [{"c": np.array(c), "s": i64(s), "e": i64(e)} for c, s, e in [(True, 0, 4), (True, 5, 9), (False, 0, 9), (False, 8, 9)]], [{"c": TRUE, "s": i64(0), "e": i64(5)}], declared={"y": [4]},
-    ),
-    "a Loop in a branch": Family(
-        [choose(branch("t", [recurrence(node("Add", "s s", "t"), node("Neg", "s", "o"))], ("y", FLOAT, None), ("z", FLOAT, None)),
-                branch("e", [node("Neg", "x", "b"), node("Unsqueeze", "x zero", "u")], Y, ("u", FLOAT, None), zero=i64(0)), "p q")],
-        {**START}, [{"c": np.array(c), "n": np.array(n)} for c, n in [(True, 3), (False, 3), (True, 0), (False, 1 << 50)]], [{"c": TRUE, "n": np.array(1 << 50)}], outputs=("p", "q"),
-    ),
-    "a TopK in a branch": Family(
-        [choose(branch("t", [node("TopK", "x k", "b i")], Y), branch("e", [node("Neg", "x", "b")], Y))], {"x": f32(5)},
-        [{"c": np.array(c), "k": i64(k)} for c, k in [(True, 2), (False, 2), (False, 9)]], [{"c": TRUE, "k": i64(9)}],
-    ),
-    "an If in a Loop": Family(
-        [recurrence(node("Gather", "flags i", "c2"), node("If", "c2", "t", then_branch=branch("t", [node("Add", "s w", "b")], Y), else_branch=branch("e", [node("Mul", "s w", "b2")], ("b2", FLOAT, None))), node("Identity", "t", "o"))],
-        {**START, "c": TRUE, "w": f32(2), "flags": np.array([True, False, False, True, True, False, True])}, TRIPS, outputs=("y", "z"),
-    ),
-}  # fmt: skip
+
+@pytest.mark.parametrize("name", ALL)
+def test_agrees_with_onnxruntime(name: str, plain: Found, tuned: Found) -> None:
+    assert_agrees(ALL[name], plain[name][0])
+    assert_agrees(ALL[name], tuned[name][0])
+
+
+@pytest.mark.parametrize("name", [n for n, f in ALL.items() if f.wrong])
+def test_values_outside_of_their_limits_end_the_run(name: str, plain: Found, tuned: Found) -> None:
+    wanted = dict.fromkeys(range(len(ALL[name].wrong)), BAD_VALUE)
+    assert dict(enumerate(plain[name][1])) == wanted
+    assert dict(enumerate(tuned[name][1])) == wanted
+
+
+def test_a_loop_that_never_ends_is_refused() -> None:
+    body = loop(onward(node("Add", "s s", "t")), [S], [GOES_ON, T], "- c x", "y")
+    with pytest.raises(ModelError, match=r"node 'Loop0' \(Loop\): the loop never ends"):
+        native.prepare(Family([body], {}, [START], constants={"c": TRUE}).model)
+
+
+def test_a_body_that_cannot_be_lifted_needs_a_known_number_of_steps() -> None:
+    sort = recurrence(node("TopK", "s two", "t p"), node("Identity", "t", "o"), two=i64(2))
+    message = r"\(Loop\): its body has '.*', which is no map or reduction; the number of steps must"
+    with pytest.raises(UnsupportedError, match=message):
+        native.prepare(Family([sort], {**START, "c": TRUE}, TRIPS, outputs=("y", "z")).model)
+
+
+def test_scanned_axes_must_agree() -> None:
+    sum_ = scan(
+        [node("Add", "a b", "o")], [("a", FLOAT, [3]), ("b", FLOAT, [3])], [("o", FLOAT, [3])], "u v", "z", 2
+    )
+    family = Family([sum_], {}, [{"u": f32(4, 3), "v": f32(5, 3)}], outputs=("z",))
+    with pytest.raises(ModelError, match="sizes|size|length"):
+        native.prepare(family.model)

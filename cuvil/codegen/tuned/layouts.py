@@ -20,7 +20,7 @@ from cuvil.ir.primitives import (
     static,
 )
 from cuvil.schedule.fuse import is_contraction
-from cuvil.schedule.place import Placer, as_join, as_pad
+from cuvil.schedule.place import Placer, as_join, as_pad, as_reshape
 from cuvil.schedule.storage import Layout, Storage, blocked
 
 
@@ -33,6 +33,7 @@ def assign(program: Program, storage: Storage, placer: Placer) -> None:
             region.add(value)
     for value in region:
         _keep_apart(program, storage, placer, value)
+        _leave_view(program, storage, placer, value, region)
     for value in region:
         root = storage.root(value)
         if root in region:
@@ -89,6 +90,20 @@ def _keep_apart(program: Program, storage: Storage, placer: Placer, value: Value
         if any(is_contraction(v) and part in operands(v) for v in program.values):
             del storage.placements[part]
             placer.joins.setdefault(value, []).append((part, axis, start))
+
+
+def _leave_view(
+    program: Program, storage: Storage, placer: Placer, value: Value, region: set[Value]
+) -> None:
+    """A value that lives in a reshaped one, row by row, but is also read as an image: the reshaped one
+    becomes a copy."""
+    placed = storage.placements.get(value)
+    if placed is None or placed.host not in placer.views or as_reshape(placed.host) is not value:
+        return
+    readers = [v for v in program.values if v is not placed.host and value in operands(v)]
+    if any(v in region or is_contraction(v) for v in readers):
+        del storage.placements[value]
+        placer.views.discard(placed.host)
 
 
 def _pack_channel_weights(program: Program, storage: Storage, value: Value) -> None:
