@@ -89,6 +89,7 @@ class Session:
         self._bytes.argtypes, self._bytes.restype = numbers, ctypes.c_size_t
         self._shapes = getattr(handle, f"{self.model}_output_shapes")
         self._shapes.argtypes = [*numbers, ctypes.c_void_p]
+        self._levels = [(getattr(handle, name), levels) for name, levels in info["isa_levels"].items()]
 
     def get_inputs(self) -> list[NodeArg]:
         """The inputs in the model's order."""
@@ -97,6 +98,31 @@ class Session:
     def get_outputs(self) -> list[NodeArg]:
         """The outputs in the model's order."""
         return _arguments(self._outputs, self._output_bundles)
+
+    @property
+    def isa_levels(self) -> tuple[str, ...]:
+        """The instruction sets that the library chooses from, from the least to the best; none where it has
+        code for one only."""
+        return tuple(dict.fromkeys(name for _, levels in self._levels for name in levels))
+
+    def use_isa(self, name: str | None) -> str:
+        """Run the code for one of `isa_levels` from now on, or for the best that the CPU has where None.
+
+        Returns:
+            The name of the instruction set that is used.
+
+        Raises:
+            CuvilError: the library has no code for it, or the CPU lacks it.
+        """
+        if not self._levels or name not in (None, *self.isa_levels):
+            allowed = ", ".join(self.isa_levels) or "none, it is made for one"
+            raise CuvilError(f"the library cannot choose it; allowed: {allowed}", repr(name))
+        used = ""
+        for choose, levels in self._levels:
+            used = levels[choose(-1 if name is None else levels.index(name))]
+            if name not in (None, used):
+                raise CuvilError("this CPU has not got that instruction set", repr(name))
+        return used
 
     def workspace_bytes(self, **sizes: int) -> int:
         """Bytes of workspace for the given symbolic sizes."""

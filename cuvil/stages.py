@@ -18,7 +18,6 @@ from typing import Any
 from cuvil import fsio
 from cuvil.artefacts import Layout
 from cuvil.codegen import abi, dispatch, program
-from cuvil.codegen.names import level_stem
 from cuvil.codegen.tuned import claims
 from cuvil.errors import CuvilError
 from cuvil.frontend.binding import Shapes as Shapes
@@ -33,7 +32,7 @@ from cuvil.partition.segments import device_graph, split_device_graph
 from cuvil.quantize import dynamic, quantizer
 from cuvil.rewrite import integer, simplify
 from cuvil.schedule.lower import lower
-from cuvil.schedule.plan import schedule
+from cuvil.schedule.plan import Schedule, schedule
 from cuvil.target.schema import Target
 from cuvil.toolchain.profile import compiler, cpu_devices, isa_levels, options
 
@@ -111,19 +110,20 @@ def device_code(
     for piece in pieces.values():
         integer.rewrite(piece)
 
-    def parts(stem: str, tuner: claims.TunedKernels | None) -> list[program.Part]:
-        return [program.Part(schedule(lower(piece), tuner), f"{stem}_s{k}") for k, piece in pieces.items()]
+    def schedules(tuner: claims.TunedKernels | None) -> list[Schedule]:
+        return [schedule(lower(piece), tuner) for piece in pieces.values()]
 
     stem, threads = out.stem(device), int(options.get("threads", 1))
     levels = {facts["isa"]: {**options, **facts} for facts in options.get("levels", ())}
     if not levels:
-        return program.render(parts(stem, claims.for_device(options) if tuned else None), stem, threads)
+        only = schedules(claims.for_device(options) if tuned else None)
+        return program.render([program.Part(s, f"{stem}_s{k}") for k, s in zip(pieces, only)], stem, threads)
     best = [*levels.values()][-1]
-    made = {
-        name: parts(level_stem(stem, name), claims.for_device(facts, best) if tuned else None)
-        for name, facts in levels.items()
-    }
-    return dispatch.combine(made, stem, threads)
+    made: dict[str, list[Schedule]] = {}
+    for name, facts in reversed(levels.items()):
+        same = dispatch.twin(name, made)
+        made[name] = made[same] if same else schedules(claims.for_device(facts, best) if tuned else None)
+    return dispatch.combine({name: made[name] for name in levels}, [*pieces], stem, threads)
 
 
 @expr.fresh()
@@ -151,7 +151,14 @@ def run_interface(out: Layout, target: Mapping[str, Any]) -> None:
     devices = [s["device"] for s in placed["segments"]]
     several = len({*devices}) > 1
     affinity = [target["devices"][d].get("cpus", []) if several else [] for d in devices]
-    made = abi.render(out.model, ordered, placed["inputs"], placed["outputs"], placed["tensors"], affinity)
+    levels = {
+        dispatch.function(out.stem(d)): [level["isa"] for level in plan["levels"]]
+        for d, plan in plans.items()
+        if "levels" in plan
+    }
+    made = abi.render(
+        out.model, ordered, placed["inputs"], placed["outputs"], placed["tensors"], affinity, levels
+    )
     bundles = {key: placed[key] for key in ("input_bundles", "output_bundles")}
     metadata = made.metadata | bundles | {"libm": any(p["libm"] for p in plans.values())}
     fsio.write_text(out.interface["c"], made.source)
@@ -215,14 +222,25 @@ def run_all(
         say(f"codegen {device}")
         run_codegen(out, device, target.slice("codegen"), tuned)
     run_interface(out, target.slice("codegen"))
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # the work is done in processes of the compiler's own
-        levels = [(d.name, level) for d in target.devices for level in d.isa_levels]
-        slices = (target.slice("cc", device, level) for device, level in levels)
-        [*pool.map(lambda of, part: run_cc_level(out, *of, part, progress), levels, slices)]
+    _compile_levels(out, target, progress)
     for device in out.devices:
         say(f"cc {device}")
         run_cc_device(out, device, target.slice("cc"), progress)
     run_cc_model(out, target.slice("cc"), progress)
+
+
+def _compile_levels(out: Layout, target: Target, progress: Progress | None) -> None:
+    """`run_cc_level` for all that there are, at once: the work is done in the compiler's processes."""
+
+    def run(of: tuple[str, str]) -> None:
+        run_cc_level(out, *of, target.slice("cc", *of), progress)
+
+    levels = [(d.name, level) for d in target.devices for level in d.isa_levels]
+    if levels:
+        (progress or (lambda text: None))(f"cc {', '.join(level for _, level in levels)}")
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for done in [pool.submit(run, of) for of in levels]:
+            done.result()
 
 
 def evaluator(model: str) -> quantizer.Evaluator:

@@ -98,6 +98,51 @@ def test_types_of_arguments(dtype: int, text: str, tmp_path: Path) -> None:
     agrees(model, session, {"x": fed})
 
 
+def containers() -> onnx.ModelProto:
+    """A sequence, an optional tensor and an optional sequence, passed on next to a tensor."""
+    element = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
+    kinds = {
+        "t": helper.make_tensor_type_proto(TensorProto.FLOAT, ["n"]),
+        "s": helper.make_sequence_type_proto(element),
+        "o": helper.make_optional_type_proto(element),
+        "q": helper.make_optional_type_proto(helper.make_sequence_type_proto(element)),
+    }
+    nodes = [helper.make_node("Neg" if n == "t" else "Identity", [n], [f"{n}_"]) for n in kinds]
+    inputs = [helper.make_value_info(n, kind) for n, kind in kinds.items()]
+    outputs = [helper.make_value_info(f"{n}_", kinds[n]) for n in "sotq"]
+    graph = helper.make_graph(nodes, "g", inputs, outputs)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_sequences_are_lists_and_absent_optionals_none_as_in_onnxruntime(tmp_path: Path) -> None:
+    model = containers()
+    oracle = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    t, a, b = (np.arange(n, dtype=np.float32) for n in (4, 2, 3))
+    session = compiled(model, tmp_path, shapes={"s": [[2], ["n"]], "o": [3], "q": [[2]]})
+    for ours, theirs in ((session.get_inputs(), oracle.get_inputs()), (session.get_outputs(), oracle.get_outputs())):
+        assert [(x.name, x.type) for x in ours] == [(x.name, x.type) for x in theirs]
+    feeds = {"t": t, "s": [a, t], "o": b, "q": [a]}
+    for got, want in zip(session.run(None, feeds), oracle.run(None, feeds), strict=True):
+        assert type(got) is type(want)
+        for x, y in zip(*([v] if isinstance(v, np.ndarray) else v for v in (got, want)), strict=True):
+            np.testing.assert_array_equal(x, y)
+    (q, s) = session.run(["q_", "s_"], feeds)
+    assert ([v.tolist() for v in q], [v.size for v in s]) == ([a.tolist()], [2, 4])
+    with pytest.raises(CuvilError, match=r"^input 's': has 1 items, 2 are expected$"):
+        session.run(None, feeds | {"s": [a]})
+    with pytest.raises(CuvilError, match=r"^input 's': is a sequence: a list of arrays is expected$"):
+        session.run(None, feeds | {"s": a})
+    with pytest.raises(CuvilError, match=r"^input 'o': the library is compiled for one that is present$"):
+        session.run(None, feeds | {"o": None})
+
+    session = compiled(model, tmp_path, shapes={"s": [], "o": None, "q": None})
+    none = session.run(None, {"t": t, "s": [], "o": None})
+    assert none[0] == [] and none[1] is none[3] is None
+    np.testing.assert_array_equal(none[2], -t)
+    with pytest.raises(CuvilError, match=r"^input 'q': the library is compiled for one that is absent$"):
+        session.run(None, {"t": t, "q": [a]})
+
+
 def test_chosen_outputs_in_the_order_asked_for(tmp_path: Path) -> None:
     nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Neg", ["x"], ["c"])]
     session = compiled(model_of(nodes, {"x": [2]}, {"a": [2], "c": [2]}), tmp_path)

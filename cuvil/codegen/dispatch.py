@@ -9,6 +9,7 @@ first call; neither needs a library.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from cuvil import __version__
@@ -16,10 +17,13 @@ from cuvil.codegen.c import PRELUDE
 from cuvil.codegen.names import level_stem
 from cuvil.codegen.program import DeviceCode, Part, parameters, prototype, render
 from cuvil.codegen.weights import Weights
-from cuvil.target.isa import features
+from cuvil.ir.loops import Micro, walk
+from cuvil.schedule.plan import Schedule
+from cuvil.target.isa import ISAS, features
 
 _BITS = {
-    (1, 0, "ecx"): "pni:0 ssse3:9 fma:12 cx16:13 sse4_1:19 sse4_2:20 movbe:22 popcnt:23 xsave:26 avx:28 f16c:29",
+    (1, 0, "ecx"): "pni:0 ssse3:9 fma:12 cx16:13 sse4_1:19 sse4_2:20 movbe:22 popcnt:23 xsave:26 avx:28 "
+    "f16c:29",
     (7, 0, "ebx"): "bmi1:3 avx2:5 bmi2:8 avx512f:16 avx512dq:17 avx512cd:28 avx512bw:30 avx512vl:31",
     (7, 0, "ecx"): "avx512_vnni:11",
     (7, 1, "eax"): "avx_vnni:4",
@@ -78,35 +82,65 @@ def function(stem: str) -> str:
     return f"{stem}_isa_level"
 
 
-def combine(levels: Mapping[str, Sequence[Part]], stem: str, threads: int = 1) -> DeviceCode:
+def twin(level: str, made: Mapping[str, Sequence[Schedule]]) -> str:
+    """The better level among `made` whose schedules serve `level` as they are, "" where there is none: it
+    differs in nothing but dot products of bytes, and has no use for them."""
+    own = ISAS[level]
+    for name, schedules in made.items():
+        other = ISAS[name]
+        alike = replace(other, dot_i8=False, name=own.name, zig_cpu=own.zig_cpu, gcc=own.gcc) == own
+        if other.dot_i8 and alike and not any(_has_dot_products(s) for s in schedules):
+            return name
+    return ""
+
+
+def _has_dot_products(schedule: Schedule) -> bool:
+    tiles = (s.kernel for kernel in schedule.kernels for s in walk(kernel.body) if isinstance(s, Micro))
+    return any(getattr(tile, "dot", False) for tile in tiles)
+
+
+def combine(
+    levels: Mapping[str, Sequence[Schedule]], numbers: Sequence[int], stem: str, threads: int = 1
+) -> DeviceCode:
     """The code of a device for several instruction sets.
 
     Args:
-        levels: instruction set, from the least to the best -> the segments' schedules for it, with symbols
-            that start with `level_stem`.
+        levels: instruction set, from the least to the best -> the segments' schedules for it; two with one
+            list between them have the code of the lesser.
+        numbers: the segments' numbers in the whole program.
         stem: prefix of the symbols that the rest of the library calls.
         threads: as in `program.render`.
     """
     weights = Weights(f"{stem}_weights")
+    runs = {name: next(n for n in levels if levels[n] is levels[name]) for name in levels}
+    parts = {
+        name: [Part(s, f"{level_stem(stem, name)}_s{k}") for k, s in zip(numbers, levels[name])]
+        for name in dict.fromkeys(runs.values())
+    }
     made: dict[str, DeviceCode] = {}
-    for name in reversed(levels):  # the best has its constants in its own order
-        made[name] = render(levels[name], level_stem(stem, name), threads, weights)
-    best = [*levels][-1]
-    symbols = [f"{stem}{part.symbol.removeprefix(level_stem(stem, best))}" for part in levels[best]]
-    plans = {name: made[name].plan["segments"] for name in levels}
+    for name in reversed(parts):  # the best has its constants in its own order
+        made[name] = render(parts[name], level_stem(stem, name), threads, weights)
+    best = [*parts][-1]
+    symbols = [f"{stem}_s{k}" for k in numbers]
+    plans = {name: made[name].plan["segments"] for name in parts}
     plan = {
         **made[best].plan,
         "segments": [
-            _segment([plans[name][i] for name in levels], symbol, prototype(part.schedule, symbol))
-            for i, (symbol, part) in enumerate(zip(symbols, levels[best]))
+            _segment([plans[name][i] for name in parts], symbol, prototype(part.schedule, symbol))
+            for i, (symbol, part) in enumerate(zip(symbols, parts[best]))
         ],
-        "levels": plans,
+        "levels": [{"isa": name, "runs": runs[name], "segments": plans.get(name, [])} for name in levels],
         "libm": any(code.plan["libm"] for code in made.values()),
     }
     data = weights.data
     plan["weights_bytes"] = len(data)
-    sources = {name: made[name].source for name in levels}
-    return DeviceCode(_chooser(levels, stem, symbols), data, weights.symbol if data else "", plan, sources)
+    sources = {n: made[n].source if n in made else _note(stem, n, runs[n]) for n in levels}
+    chooser = _chooser([parts[runs[name]] for name in levels], [*levels], stem, symbols)
+    return DeviceCode(chooser, data, weights.symbol if data else "", plan, sources)
+
+
+def _note(stem: str, level: str, runs: str) -> str:
+    return f'const char {level_stem(stem, level)}_note[] = "{level} runs the code for {runs}";\n'
 
 
 def _segment(levels: Sequence[Mapping[str, Any]], symbol: str, declared: str) -> dict[str, Any]:
@@ -122,8 +156,9 @@ def _segment(levels: Sequence[Mapping[str, Any]], symbol: str, declared: str) ->
     return {**best, "symbol": symbol, "prototype": declared, "workspace": need, "symbol_limit": limit}
 
 
-def _chooser(levels: Mapping[str, Sequence[Part]], stem: str, symbols: Sequence[str]) -> str:
-    names = [*levels]
+def _chooser(
+    levels: Sequence[Sequence[Part]], names: Sequence[str], stem: str, symbols: Sequence[str]
+) -> str:
     listed = ", ".join(f"{i} {name}" for i, name in enumerate(names))
     lines = [f"/* Generated by Cuvil {__version__}; do not edit. */\n", PRELUDE, _CPU]
     lines.append(f"/* Whether this machine runs level {listed}. */")
@@ -134,8 +169,8 @@ def _chooser(levels: Mapping[str, Sequence[Part]], stem: str, symbols: Sequence[
     lines += ["    while (level > 0 && !cv_runs(level)) level--;", "    return level;", "}"]
     lines.append(_CHOICE % {"name": function(stem), "count": len(names)})
     for i, symbol in enumerate(symbols):
-        parts = [levels[name][i] for name in names]
-        lines += [f"{prototype(p.schedule, p.symbol)};" for p in parts]
+        parts = [level[i] for level in levels]
+        lines += dict.fromkeys(f"{prototype(p.schedule, p.symbol)};" for p in parts)
         head = prototype(parts[-1].schedule, symbol)
         passed = ", ".join(name for _, name in parameters(parts[-1].schedule))
         lines += [f"{head};", f"{head} {{", "    switch (cv_level()) {"]

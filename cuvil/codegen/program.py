@@ -35,7 +35,8 @@ class DeviceCode:
         weights: the bytes of all segments' constants, one after the other.
         weights_symbol: the array that holds them, "" where there are none.
         plan: the arena map and the interface, JSON-like (``plan.json``).
-        levels: instruction set -> its C file, where `source` chooses between several (`cuvil.codegen.dispatch`).
+        levels: instruction set -> its C file, where `source` chooses between several
+            (`cuvil.codegen.dispatch`).
     """
 
     source: str

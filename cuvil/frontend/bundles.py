@@ -85,14 +85,15 @@ def flatten_inputs(
     return tensors
 
 
-def flatten_outputs(graph: Graph) -> None:
-    """Give `graph` tensors in the place of its outputs that are sequences or optionals, in place.
+def flatten_outputs(graph: Graph) -> bool:
+    """Give `graph` tensors in the place of its outputs that are sequences or optionals, in place; says whether
+    there were any.
 
     Raises:
         CuvilError: the graph cannot be lowered, which says how many items there are.
     """
     if all(n not in graph.types or graph.types[n].is_tensor for n in graph.outputs):
-        return
+        return False
     maker = _Outputs(graph)
     bundles: list[Bundle] = []
     outputs: list[str] = []
@@ -107,6 +108,7 @@ def flatten_outputs(graph: Graph) -> None:
         outputs += items or ()
     graph.outputs = outputs
     graph.output_bundles = tuple(bundles)
+    return True
 
 
 class _Inputs:

@@ -55,8 +55,13 @@ LIMITS: dict[tuple[str, int], str] = {
 
 _FLOAT8 = frozenset(("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"))
 
-NARROWER: dict[Key, frozenset[str]] = {("", "IsInf"): _FLOAT8, ("", "IsNaN"): _FLOAT8}
-"""Element types that an operator's lowering does not take, although the standard and generated code do."""
+NARROWER: dict[Key, frozenset[str]] = {
+    ("", "IsInf"): _FLOAT8,
+    ("", "IsNaN"): _FLOAT8,
+    ("", "SplitToSequence"): frozenset(("bfloat16",)),
+}
+"""Element types that an operator's lowering does not take, although the standard and generated code do; the
+standard has no sequence of bfloat16 for SplitToSequence to make."""
 
 
 @dataclass(frozen=True)

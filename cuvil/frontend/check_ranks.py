@@ -52,6 +52,7 @@ RANKS: dict[str, dict[int, tuple[int, int]]] = {
     "Slice": dict.fromkeys((1, 2, 3, 4), _LIST),
     "SoftmaxCrossEntropyLoss": {0: (2, MAX_RANK), 2: _VECTOR},
     "Split": {1: _VECTOR},
+    "SplitToSequence": {1: _LIST},
     "Squeeze": {1: _LIST},
     "Tile": {1: _VECTOR},
     "Unsqueeze": {1: _LIST},
@@ -61,7 +62,8 @@ RANKS: dict[str, dict[int, tuple[int, int]]] = {
 SINGLE: dict[str, tuple[int, ...]] = {
     "BlackmanWindow": (0,), "CumProd": (1,), "CumSum": (1,), "DFT": (1, 2), "HammingWindow": (0,),
     "HannWindow": (0,), "MelWeightMatrix": (0, 1, 2, 3, 4), "NonMaxSuppression": (2, 3, 4), "OneHot": (1,),
-    "Pad": (2,), "Range": (0, 1, 2), "STFT": (1, 3), "TopK": (1,), "Trilu": (1,),
+    "Pad": (2,), "Range": (0, 1, 2), "STFT": (1, 3), "SequenceAt": (1,), "SequenceErase": (1,),
+    "SequenceInsert": (2,), "TopK": (1,), "Trilu": (1,),
 }  # fmt: skip
 """Inputs of exactly one element and at most one axis."""
 

@@ -58,7 +58,8 @@ def canonicalize(graph: Graph) -> None:
     if expand_functions(graph):
         _settle(graph)
     check_graph(graph)
-    flatten_outputs(graph)
+    if flatten_outputs(graph):
+        remove_dead_code(graph)
     check_strictly(graph)
 
 

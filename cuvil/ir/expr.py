@@ -883,7 +883,7 @@ def depends_on_data(*roots: Expr) -> bool:
 
 
 def _extreme(e: Expr, up: bool) -> Expr:
-    """The largest (or smallest) that an index can be over its data-dependent symbols, by interval arithmetic."""
+    """The largest (or smallest) that an index can be over its data-dependent symbols: interval arithmetic."""
     if not depends_on_data(e):
         return e
     if e.op == "sym":

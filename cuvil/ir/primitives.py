@@ -23,7 +23,8 @@ from cuvil import limits
 from cuvil.errors import ModelError
 from cuvil.ir import expr as E
 from cuvil.ir import text
-from cuvil.ir.expr import Expr, Operand, depends_on_data
+from cuvil.ir.expr import Expr, Operand
+from cuvil.ir.expr import depends_on_data as depends_on_data
 
 if TYPE_CHECKING:
     from cuvil.ir.loops import Stmt
@@ -442,7 +443,8 @@ class Builder:
     def settle(self, value: Value, shape: Sequence[int | None]) -> None:
         """Say that the data-dependent sizes of `value` are the given ones (None leaves one as it is); the
         run ends with an error code where they are not."""
-        sizes = [E.const(n) if n is not None and depends_on_data(s) else s for s, n in zip(value.shape, shape)]
+        pairs = list(zip(value.shape, shape))
+        sizes = [E.const(n) if n is not None and depends_on_data(s) else s for s, n in pairs]
         if sizes == list(value.shape) or self.guard is not None:
             return
         values = self.program.values

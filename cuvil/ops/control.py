@@ -130,14 +130,10 @@ def scan_node(c: Context) -> list[Entry]:
 
 def _common_length(c: Context, lengths: Sequence[Expr]) -> Expr:
     """The size that all of `lengths` must have: the known one, or the smallest."""
-    known = {static(n) for n in lengths} - {None}
-    if len(known) > 1:
-        raise c.error(f"the scanned axes have sizes {sorted(n for n in known if n is not None)}; they must agree")
     length = next((n for n in lengths if static(n) is not None), lengths[0])
     for n in lengths:
         c.b.require_equal(n, length)
-        if not known:
-            length = E.minimum(length, n)
+        length = length if length.is_const else E.minimum(length, n)
     return length
 
 
@@ -464,7 +460,11 @@ class _Lifter:
             member = self.b.member(self.scan, v.dtype, v.shape)
             self.members[v] = member
             if isinstance(d, Map):
-                self.b.define(member, lambda t, *i, d=d: self.at(E.substitute(d.body, dict(zip(d.axes, i))), t))
+
+                def body(t: Expr, *i: Expr, d: Map = d) -> Expr:
+                    return self.at(E.substitute(d.body, dict(zip(d.axes, i))), t)
+
+                self.b.define(member, body)
             else:
                 self.b.define(member, self._reduction(d), d.op, extents)
         return ""

@@ -21,7 +21,7 @@ from cuvil.ir.primitives import (
 )
 from cuvil.ops.registry import Context, lowering
 from cuvil.ops.runtime import entry_of, kept_sizes, named
-from cuvil.ops.windows import pad
+from cuvil.ops.windows import pad, padded_size
 
 
 @lowering("Shape")
@@ -67,7 +67,8 @@ def reshape(c: Context) -> Value:
 
 
 def _sizes_from_data(c: Context, given: Sequence[Expr]) -> list[Expr]:
-    """The sizes that a shape from the data gives; the run fails where they hold another number of elements."""
+    """The sizes that a shape from the data gives; the run ends with an error code where they hold another
+    number of elements."""
     total = elements(c.x.shape)
     sizes = list(given)
     for axis, s in enumerate(given):
@@ -79,7 +80,8 @@ def _sizes_from_data(c: Context, given: Sequence[Expr]) -> list[Expr]:
     others = _limited_product([E.select(f, 1, s) for f, s in zip(free, sizes)], total)
     rest = E.floordiv(total, E.maximum(others, 1))
     most = limits.MAX_SYMBOL if c.attr("allowzero", 0) else total  # beside a 0 there may be anything
-    sizes = [c.declared(k, c.b.derived(E.select(f, rest, s), most)) for k, (f, s) in enumerate(zip(free, sizes))]
+    sizes = [c.b.derived(E.select(f, rest, s), most) for f, s in zip(free, sizes)]
+    sizes = [c.declared(k, s) for k, s in enumerate(sizes)]
     c.b.require(E.eq(_limited_product(sizes, total), total))
     return sizes
 
@@ -288,7 +290,7 @@ def _slice_by_data(
     sizes, begin, stride = [], [], []
     for axis, n in enumerate(x.shape):
 
-        def entry(values: Sequence[Expr], default: int) -> Expr:
+        def entry(values: Sequence[Expr], default: int, axis: int = axis) -> Expr:
             return entry_of(axes, x.rank, axis, values, default)
 
         start, end = entry(starts, 0), entry(ends, limits.MAX_SYMBOL)
@@ -428,14 +430,14 @@ def pad_node(c: Context) -> Value:
     half = len(axes)
     begin = [entry_of(axes, x.rank, k, amounts[:half], 0) for k in range(x.rank)]
     end = [entry_of(axes, x.rank, k, amounts[half:], 0) for k in range(x.rank)]
-    sizes = [s + low + high for s, low, high in zip(x.shape, begin, end)]
-    for size, n in zip(sizes, x.shape):
-        if depends_on_data(size):
-            c.b.require(E.le(0, size) & (E.lt(0, n) | E.eq(size, 0) if mode != "constant" else E.le(0, n)))
     if mode == "constant":
         value = c.optional(2)
         fill = E.const(0, x.dtype) if value is None else value[(0,) * value.rank]
         return pad(c.b, x, begin, end, fill)
+    sizes = [padded_size(c.b, *item) for item in zip(x.shape, begin, end)]
+    for size, n in zip(sizes, x.shape):
+        if depends_on_data(size):
+            c.b.require(E.lt(0, n) | E.eq(size, 0))
 
     def source(position: Expr, low: Expr, length: Expr) -> Expr:
         p = position - low

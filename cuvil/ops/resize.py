@@ -265,15 +265,13 @@ class _Form:
 def _blend(c: Context, x: Value, axis: Axis, transformation: str) -> Value:
     """Weighted sums of neighbours along one axis."""
     b, kind = c.b, c.attr("mode")
-    reach, sharp = (1, None) if kind == "linear" else (2, c.attr("cubic_coeff_a", -0.75))
-    shrink: Fraction | None = None
+    narrow, sharp = (1, None) if kind == "linear" else (2, c.attr("cubic_coeff_a", -0.75))
+    reach, shrink = E.const(narrow), Ratio(E.const(1), E.const(1))
     if c.attr("antialias", 0):
-        top, bottom = static(axis.scale.top), static(axis.scale.bottom)
-        if top is None or bottom is None:
-            raise c.unsupported("antialiasing needs sizes known at compile time")
-        shrink = min(Fraction(top, bottom), Fraction(1))
-        reach = -(-reach * shrink.denominator // shrink.numerator)
-    taps = 2 * reach
+        shrink = Ratio(E.minimum(axis.scale.top, axis.scale.bottom), axis.scale.bottom)
+        widest = E.floordiv(shrink.bottom * narrow + shrink.top - 1, shrink.top)
+        reach = b.derived(widest, (axis.length + 1) * narrow)
+    taps = reach * 2
     real = "float64" if x.dtype == "float64" else "float32"
 
     def base(o: Expr) -> tuple[Expr, Expr]:
@@ -286,8 +284,8 @@ def _blend(c: Context, x: Value, axis: Axis, transformation: str) -> Value:
     def weight(o: Expr, t: Expr) -> Expr:
         first, part = base(o)
         distance = E.unary("abs", E.cast(t - (reach - 1), real) - part)
-        if shrink is not None:
-            distance = distance * float(shrink)
+        if shrink.top is not shrink.bottom:
+            distance = distance * (E.cast(shrink.top, real) / E.cast(shrink.bottom, real))
         w = E.maximum(1 - distance, 0) if sharp is None else cubic(distance, sharp)
         if not c.attr("exclude_outside", 0):
             return w
@@ -296,7 +294,7 @@ def _blend(c: Context, x: Value, axis: Axis, transformation: str) -> Value:
         return E.select(inside, w, E.const(0, real))
 
     weights = b.map([axis.out, taps], weight)
-    if c.attr("exclude_outside", 0) or shrink is not None:
+    if c.attr("exclude_outside", 0) or c.attr("antialias", 0):
         total = b.reduce_axes("sum", weights, [1])
         weights = b.elementwise(lambda w, s: w / s, weights, total)
     picks = b.map([axis.out, taps], lambda o, t: _clamp(base(o)[0] + t, axis.length))
@@ -307,12 +305,12 @@ def _blend(c: Context, x: Value, axis: Axis, transformation: str) -> Value:
         return x[at] * E.cast(weights[(o, t)], x.dtype)
 
     shape = _replaced(x.shape, axis)
-    if taps > 4:
+    if taps.hi > 4:
         return b.reduce("sum", shape, [taps], lambda i, r: term(i, r[0]))
 
     def body(*i: Expr) -> Expr:
         total = term(i, E.const(0))
-        for t in range(1, taps):
+        for t in range(1, int(taps.hi)):
             total = total + term(i, E.const(t))
         return total
 

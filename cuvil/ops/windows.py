@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr, Operand
-from cuvil.ir.primitives import Builder, Value, static
+from cuvil.ir.primitives import Builder, Value, depends_on_data, static
 from cuvil.ops.registry import Context
 
 
@@ -74,6 +74,12 @@ def window(c: Context, spatial: Sequence[Expr], kernel: Sequence[int], ceil_mode
     return Window(tuple(kernel), tuple(strides), tuple(dilations), tuple(begin), tuple(end), tuple(out))
 
 
+def padded_size(b: Builder, size: Expr, low: Expr, high: Expr) -> Expr:
+    """The size of a padded axis; the run ends with an error code where the data cut more than there is."""
+    total = size + low + high
+    return b.derived(total, E.capacity(total)) if depends_on_data(total) and total.lo < 0 else total
+
+
 def pad(b: Builder, x: Value, begin: Sequence[Operand], end: Sequence[Operand], fill: Expr) -> Value:
     """`x` with `begin` and `end` elements of `fill` around it, per axis; `x` itself where there are
     none.  Negative amounts cut."""
@@ -81,7 +87,7 @@ def pad(b: Builder, x: Value, begin: Sequence[Operand], end: Sequence[Operand], 
     highs = [E.wrap(n, E.INDEX) for n in end]
     if all(static(n) == 0 for n in (*lows, *highs)):
         return x
-    shape = [size + low + high for size, low, high in zip(x.shape, lows, highs)]
+    shape = [padded_size(b, *item) for item in zip(x.shape, lows, highs)]
 
     def body(*i: Expr) -> Expr:
         inside: Expr = E.const(True, "bool")

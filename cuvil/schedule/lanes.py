@@ -18,6 +18,9 @@ from cuvil.schedule.storage import Storage
 MAX_LANES = 128
 """Lanes of a loop that is looked at."""
 
+MAX_PIECES = 8
+"""Pieces that a loop is cut into."""
+
 
 def cut(body: Sequence[Stmt], storage: Storage) -> tuple[Stmt, ...]:
     """The statements with their vector loops cut at the ends of blocks."""
@@ -65,8 +68,10 @@ class _Cutter:
                 loads = [n for e in expressions(s) for n in E.loads(e)]
                 for value, at in ((s.target, s.indices), *((n.attr, n.args) for n in loads)):
                     if value not in self.local:
-                        starts |= _boundaries(self.storage.address(value, at)[1], lane)
+                        starts |= _boundaries(self.storage.address(value, at)[1], lane, size)
         ends = [*sorted(b for b in starts if 0 < b < size), size]
+        if len(ends) > MAX_PIECES:
+            ends = [size]
         return [_loop(lane, start, end, body) for start, end in zip([0, *ends], ends)]
 
 
@@ -111,7 +116,7 @@ def _loop(lane: Expr, start: int, end: int, body: Sequence[Stmt]) -> For:
     return For(fresh, fresh.args[0], tuple(statements), "simd")
 
 
-def _boundaries(offset: Expr, lane: Expr) -> set[int]:
+def _boundaries(offset: Expr, lane: Expr, size: int) -> set[int]:
     """The lanes at which a quotient or a remainder in an address starts anew."""
     found = set()
     for node in E.walk(offset):
@@ -120,5 +125,5 @@ def _boundaries(offset: Expr, lane: Expr) -> set[int]:
         divisor = static(node.args[1])
         constant, terms = E.linear(node.args[0])
         if divisor and terms.pop(lane, 0) == 1 and not any(c % divisor for c in terms.values()):
-            found.add(-constant % divisor)
-    return found - {0}
+            found.update(range(-constant % divisor, size, divisor))
+    return found

@@ -256,8 +256,8 @@ def _bounded(value: Value, size: Expr) -> Expr:
     most = E.capacity(size)
     if most is not size and most.hi > limits.MAX_DATA_ELEMENTS and static(most) is not None:
         raise ModelError(
-            f"its size depends on the data and may be up to {static(most)} elements; declare the shapes of the"
-            " model's outputs, or give values for the inputs that it depends on",
+            f"its size depends on the data and may be up to {static(most)} elements; declare the shapes of"
+            " the model's outputs, or give values for the inputs that it depends on",
             f"tensor '{value.name}'",
         )
     return most

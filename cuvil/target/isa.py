@@ -99,7 +99,7 @@ FEATURES: dict[str, tuple[str, str]] = {
 }
 """Instruction set -> the one it builds on, and what it adds to it, in Linux' words (/proc/cpuinfo)."""
 
-LEVELS = {"x86_64": ("x86-64", "x86-64-v3", "x86-64-v4")}
+LEVELS = {"x86_64": ("x86-64", "x86-64-v3", "x86-64-v3-vnni", "x86-64-v4", "x86-64-v4-vnni")}
 """Architecture -> the instruction sets that a library for every machine of it carries."""
 
 

@@ -401,7 +401,8 @@ class _Checker:
         path = ("devices", device.name)
         node = self.root.at(*path, "isa_levels")
         if self.target.triple.arch not in LEVELS:
-            raise node.error(f"a library for {self.target.triple.arch} cannot choose at run time; name one 'isa'")
+            arch = self.target.triple.arch
+            raise node.error(f"a library for {arch} cannot choose at run time; name one 'isa'")
         if device.cpu:
             raise self.root.at(*path, "cpu").error("does not go with 'isa_levels', which are for many CPUs")
         for index, name in enumerate(names):

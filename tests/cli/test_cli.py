@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import json
 import subprocess
@@ -60,13 +61,15 @@ def save(path: Path, inputs: dict[str, list[Any]], op: str = "Add") -> Path:
             ["compile", "--model", "m.onnx", "--output", "l.so", "--shape", "x=1,,3"],
             2,
             "cuvil: error: argument --shape: 'x=1,,3' is no shape: write NAME=D0,D1,... with sizes or names, "
-            "such as x=1,3,224,224; see cuvil compile --help",
+            "such as x=1,3,224,224; s=[[2,3],[4,3]] for a sequence, s=null for an optional that is absent; "
+            "see cuvil compile --help",
         ),
         (
             ["compile", "--model", "m.onnx", "--output", "l.so", "--shape", "1,3"],
             2,
             "cuvil: error: argument --shape: '1,3' is no shape: write NAME=D0,D1,... with sizes or names, "
-            "such as x=1,3,224,224; see cuvil compile --help",
+            "such as x=1,3,224,224; s=[[2,3],[4,3]] for a sequence, s=null for an optional that is absent; "
+            "see cuvil compile --help",
         ),
         *(
             (
@@ -325,6 +328,47 @@ def test_shape_keeps_or_binds(capsys: pytest.CaptureFixture[str], tmp_path: Path
     out, err = capsys.readouterr()
     assert (json.loads(out)["symbols"], err) == (["N"], "")
     assert json.loads(out)["inputs"][1]["shape"] == ["N", 4, 8]
+
+
+@pytest.mark.parametrize(
+    ("text", "bound"),
+    [
+        ("x=1,N", ("x", (1, "N"))),
+        ("x=", ("x", ())),
+        ("s=[[2,N],[4, 3]]", ("s", [(2, "N"), (4, 3)])),
+        ("s=[[]]", ("s", [()])),
+        ("s=[]", ("s", [])),
+        ("o=null", ("o", None)),
+    ],
+)
+def test_bindings(text: str, bound: tuple[str, object]) -> None:
+    assert cli.shape(text) == bound
+
+
+@pytest.mark.parametrize("text", ["s=[2,3]", "s=[[2,3]", "s=[[2,3],4]", "s=[[2,-3]]", "s=[[2,,3]]", "=[[1]]"])
+def test_what_is_no_binding(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="is no shape: write NAME=D0,D1"):
+        cli.shape(text)
+
+
+def test_a_sequence_is_verified(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The library takes its items, onnxruntime the sequence."""
+    s = helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, None)
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    nodes = [
+        helper.make_node("ConcatFromSequence", ["s"], ["y"], axis=0),
+        helper.make_node("SequenceInsert", ["s", "y"], ["t"]),
+    ]
+    t = helper.make_tensor_sequence_value_info("t", TensorProto.FLOAT, None)
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", [s], [t, y]), opset_imports=[helper.make_opsetid("", 17)], ir_version=8
+    )
+    onnx.save(model, tmp_path / "m.onnx")
+    argv = ["--model", tmp_path / "m.onnx", "--no-tuned", "--json"]
+    assert run("verify", *argv, "--shape", "s=[[2,3],[N,3]]") == 0
+    assert json.loads(capsys.readouterr().out)["relative_error"] == 0
+    assert run("verify", *argv) == 1
+    assert "input 's': is seq(float32): bind the shape of each item" in capsys.readouterr().err
 
 
 def test_bound_value_is_no_input(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import onnx
 import pytest
 
-from cuvil.codegen.program import Part, render, weights_assembly
+from cuvil.codegen.program import Part, is_sized_by_data, render, weights_assembly
 from cuvil.codegen.tuned import claims
 from cuvil.errors import ToolchainError
 from cuvil.frontend.importer import canonicalize
@@ -37,6 +37,9 @@ from cuvil.toolchain.compilers import Compiler, Options, find
 from cuvil.toolchain.machine import Machine
 
 Array = npt.NDArray[Any]
+
+FAILED = 100
+"""Exit code of a program whose function returns an error code, without that code."""
 
 ADDRESS = ("address", "undefined")
 THREAD = ("thread",)
@@ -128,7 +131,14 @@ class Case:
         return found
 
     def shape(self, value: Value) -> tuple[int, ...]:
-        return tuple(E.evaluate(n, self.sizes) for n in value.shape)
+        """The largest that the shape of `value` can be."""
+        return tuple(E.evaluate(E.capacity(n), self.sizes) for n in value.shape)
+
+    @property
+    def actual(self) -> int:
+        """How many actual sizes of the outputs a call gives."""
+        values = self.schedule.program.outputs
+        return sum(v.rank for v in values) if is_sized_by_data(self.schedule) else 0
 
     def bytes(self, value: Value) -> int:
         return math.prod(self.shape(value)) * E.numpy_dtype(value.dtype).itemsize
@@ -208,16 +218,41 @@ class Program:
                 lines.append(f"        void *o{j} = output({case.bytes(v)});")
             ins, outs = range(len(s.program.inputs)), range(len(s.program.outputs))
             arguments = ["w", *(str(sizes[n]) for n in s.program.symbols), *(f"i{j}" for j in ins)]
-            called = self.functions[id(s)]
-            lines.append(f"        {called}({', '.join([*arguments, *(f'o{j}' for j in outs)])});")
+            arguments += [f"o{j}" for j in outs]
+            if case.actual:
+                lines.append(f"        void *a = output({8 * case.actual});")
+                arguments.append("a")
+            lines.append(f"        const int code = {self.functions[id(s)]}({', '.join(arguments)});")
+            lines.append(f"        if (code != 0) return {FAILED} + code;")
             for j, v in enumerate(s.program.outputs):
                 lines.append(f"        fwrite(o{j}, 1, {case.bytes(v)}, stdout);")
-            frees = ["w", *(f"i{j}" for j in ins), *(f"o{j}" for j in outs)]
+            if case.actual:
+                lines.append(f"        fwrite(a, 8, {case.actual}, stdout);")
+            frees = [*(["a"] if case.actual else []), "w", *(f"i{j}" for j in ins), *(f"o{j}" for j in outs)]
             lines.append("        " + " ".join(f"free({p});" for p in frees) + "\n        break;\n    }")
         return "\n".join([*lines, "    }\n    return 0;\n}\n"])
 
     def run(self, number: int) -> list[Array]:
         """The outputs of a case; fails with the sanitizer's report where the program ends badly."""
+        case, done = self.cases[number], self._done(number, 0)
+        data, values = done.stdout, case.schedule.program.outputs
+        start = len(data) - 8 * case.actual
+        numbers = iter(np.frombuffer(data[start:], np.int64).tolist())
+        results, at = [], 0
+        for v in values:
+            held = np.frombuffer(data[at : at + case.bytes(v)], E.numpy_dtype(v.dtype))
+            shape = tuple(next(numbers) for _ in v.shape) if case.actual else case.shape(v)
+            results.append(held[: math.prod(shape)].reshape(shape))
+            at += case.bytes(v)
+        assert at == start
+        return results
+
+    def ends_with(self, number: int, code: int) -> None:
+        """Fails where a case does not end with the error `code`, or badly."""
+        self._done(number, FAILED + code)
+
+    def _done(self, number: int, wanted: int) -> subprocess.CompletedProcess[bytes]:
+        """The process of a case, which must end with the exit code `wanted` and without a report."""
         case = self.cases[number]
         values = case.schedule.program
         fed = b"".join(np.ascontiguousarray(case.feeds[v.name]).tobytes() for v in values.inputs)
@@ -225,15 +260,11 @@ class Program:
         done = subprocess.run(
             [self.executable, str(number)], input=fed, capture_output=True, timeout=120, env=environment
         )
-        assert done.returncode == 0, f"{case.name}:\n{done.stderr.decode(errors='replace')[:3000]}"
-        results, at = [], 0
-        for v in values.outputs:
-            size = case.bytes(v)
-            data = np.frombuffer(done.stdout[at : at + size], E.numpy_dtype(v.dtype))
-            results.append(data.reshape(case.shape(v)))
-            at += size
-        assert at == len(done.stdout)
-        return results
+        report = done.stderr.decode(errors="replace")
+        assert done.returncode == wanted and "ERROR" not in report, (
+            f"{case.name}: {done.returncode}\n{report[:3000]}"
+        )
+        return done
 
 
 def relative_error(got: Array, wanted: Array) -> float:

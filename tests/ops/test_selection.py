@@ -113,7 +113,7 @@ def expected_unique(x: Array, axis: int | None = None, ascending: bool = True) -
 def test_unique(name: str, ascending: int, results: dict[str, list[Array]]) -> None:
     x, attributes = UNIQUE[name]
     want = expected_unique(x, attributes.get("axis"), bool(ascending))
-    for run in (name, f"{name}, symbolic"):
+    for run in (name, f"{name}, symbolic")[: 1 + ascending]:
         for got, array in zip(results[f"Unique {ascending} {run}"], want, strict=True):
             np.testing.assert_array_equal(got, array)
             assert got.dtype == array.dtype
@@ -241,7 +241,7 @@ def results() -> dict[str, list[Array]]:
     for ascending in (1, 0):
         for name, (x, attributes) in UNIQUE.items():
             n = node("Unique", "x", every, sorted=ascending, **attributes)
-            both(f"Unique {ascending} {name}", n, {"x": x}, every)
+            (both if ascending else add)(f"Unique {ascending} {name}", n, {"x": x}, every)
         n = node("Unique", "x", every, sorted=ascending)
         add(f"Unique {ascending} words", n, {"x": WORDS}, every)
     slices = np.float32([[np.nan, 1], [0, np.nan], [np.nan, np.nan], [np.nan, 1]])

@@ -67,6 +67,21 @@ def test_weights_and_activations_take_memory() -> None:
     assert (found.memories, found.problem.memory_of) == (["node0", "node1"], (0, 1))
 
 
+def test_sequences_do_not_travel() -> None:
+    """What makes a sequence and what reads it run on one device."""
+
+    def build(net: Net) -> None:
+        x = net.input("x", [8, 8])
+        listed = net.op("SequenceConstruct", net.linear(x, 8, 8), net.linear(x, 8, 8))
+        first = net.linear(net.op("SequenceAt", listed, np.array(0)), 8, 8)
+        net.output(net.op("Add", first, net.op("SequenceAt", listed, np.array(1))), "y", [8, 8])
+
+    net = graph(build)
+    found = made(net)
+    names = [node.name for node in net.nodes if node.op.startswith("Sequence")]
+    assert len(names) == 3 and len({unit_of(net, found, name) for name in names}) == 1
+
+
 def test_nodes_without_a_kernel_go_with_their_reader() -> None:
     def build(net: Net) -> None:
         x = net.input("x", [4, 8, 8])

@@ -21,7 +21,7 @@ models:
   a: {path: m/a.onnx}
   b:
     path: ../b.onnx
-    shapes: {x: [N, 3, 224, 224]}
+    shapes: {x: [N, 3, 224, 224], s: [[2, 3], [N]], e: [], o: null}
     values: {rate: 16000, sizes: [[1, 2]], fast: true}
     io_format: nhwc
     quantization: none
@@ -43,7 +43,7 @@ def test_paths_become_relative_to_the_current_folder(tmp_path: Path, monkeypatch
     assert project.models[1] == Model(
         name="b",
         path="b.onnx",
-        shapes={"x": ("N", 3, 224, 224)},
+        shapes={"x": ("N", 3, 224, 224), "s": ((2, 3), ("N",)), "e": (), "o": None},
         values={"rate": 16000, "sizes": [[1, 2]], "fast": True},
         io_format="nhwc",
         quantization="none",
@@ -109,6 +109,10 @@ def test_find_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (
             "models:\n  a: {path: a, shapes: {x: [-1]}}\n",
             "cuvil.yaml:2: models.a.shapes.x[0]: expected a whole number from 0 to 2147483648, found -1",
+        ),
+        (
+            "models:\n  a: {path: a, shapes: {x: [[1], 2]}}\n",
+            "cuvil.yaml:2: models.a.shapes.x[1]: expected a list, found the number 2",
         ),
         (
             "models:\n  a: {path: a, values: {rate: [{}]}}\n",

@@ -31,10 +31,11 @@ class TunedKernels:
         self.contractions.clear()
         self.convolutions.clear()
         layouts.assign(program, storage, placer)
+        byte = winograd.weight_cost(program, self.machine) if self.machine is not None else 0.0
         for value in list(program.values):
             if is_contraction(value):
                 if self.machine is not None:
-                    chosen = winograd.pack(program, storage, value, self.tiles, self.machine)
+                    chosen = winograd.pack(program, storage, value, self.tiles, byte)
                     if chosen is not None:
                         self.convolutions[value] = chosen
                         continue

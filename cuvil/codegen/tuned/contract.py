@@ -14,7 +14,7 @@ from cuvil.codegen.tuned.isa import Tiles
 from cuvil.codegen.tuned.micro import KNest, Tile
 from cuvil.codegen.tuned.pack import Contraction, block_of, step
 from cuvil.ir import expr as E
-from cuvil.ir.expr import Expr
+from cuvil.ir.expr import Expr, Operand
 from cuvil.ir.loops import Declare, For, If, Kernel, Micro, Stmt, Store
 from cuvil.ir.primitives import Map, Reduce, Value, static
 from cuvil.schedule.group import Group
@@ -277,7 +277,7 @@ class _Builder:
         flops = E.const(2 * len(rows.offsets) * self.lanes) * E.product(r.args[0] for r in c.k)
         reads = ((c.a.attr, a_at), (c.panel, w_at))
         micro = Micro(kernel, reads, (acc, (zero, zero)), tuple(arguments), flops)
-        return [Declare(acc), micro, self._epilogue(acc, panel, rows)]
+        return [Declare(acc), micro, *self._epilogue(acc, panel, rows)]
 
     def _apart(self) -> int:
         """Elements from one panel of constant weights to the next."""
@@ -286,7 +286,8 @@ class _Builder:
         if total is None:
             return 0
         *batch, columns = (c.panel.array.shape[i] for i in (*range(len(c.batch)), -1))
-        return total // (math.prod(batch) * -(-columns // c.lanes) * (c.lanes // c.pitch))
+        panels = math.prod(batch) * -(-columns // c.lanes) * (c.lanes // c.pitch)
+        return total // int(panels)
 
     def _ahead(self) -> int:
         """Elements from the columns of a tile to those of the next, in constant weights that are too many
@@ -296,37 +297,49 @@ class _Builder:
             return 0
         return self._apart() * max(self.lanes // self.c.pitch, 1)
 
-    def _epilogue(self, acc: Value, panel: Expr, rows: Rows) -> Stmt:
-        """The group's other members, and the stores, over a tile of sums."""
-        columns = self.c.column.args[0]
+    def _epilogue(self, acc: Value, panel: Expr, rows: Rows) -> list[Stmt]:
+        """The group's other members, and the stores, over a tile of sums: strip by strip of its lanes, the
+        strips of the last panel as far as there are columns."""
+        members, inner, lanes = self.group.members, self.nest.internal, self.lanes
         count = len(rows.offsets) if rows.count is None else rows.count
         row = E.const(0) if len(rows.offsets) == 1 else E.var(count, "p")
         block = block_of(self.storage, E.load(self.group.anchor, self.d.axes), self.c.column)
-        strip = block if block > 1 and self.lanes % block == 0 else self.lanes
-        piece = E.const(0) if strip == self.lanes else E.var(self.lanes // strip, "q")
-        start = panel * self.lanes + piece * strip
-        stop: Expr = E.const(strip)
-        inside: Expr = E.const(True, "bool")
-        total = static(columns)
-        if total is None:
-            stop = E.minimum(E.maximum(columns - start, 0), strip)
-        lane = E.var(stop, "l")
-        if total is not None and total % self.lanes:
-            members, inner = self.group.members, self.nest.internal
-            safe = strip == block and stray_is_safe(self.storage, members, inner, members[-1], self.c.value)
-            inside = E.lt(start if safe else start + lane, total)
-        at = {**rows.at, **rows.indices(row), self.c.column: start + lane}
-        indices = [self._logical(a, at) for a in self.d.axes]
-        each = lane in E.variables(inside)
-        here = E.load(acc, (row, piece * strip + lane))
-        stores = tuple(results(self.group, self.nest.internal, self.c.value, here, indices))
-        body: Stmt = For(lane, stop, (If(inside, stores),) if each else stores, "simd")
-        if not inside.is_const and not each:
-            body = If(inside, (body,))
-        for v in (piece, row):
-            if v.op == "var":
-                body = For(v, v.args[0], (body,))
-        return body
+        strip = block if block > 1 and lanes % block == 0 else lanes
+
+        def strips(first: Expr, width: Operand) -> list[Stmt]:
+            """The strip that starts at lane `first` of each row."""
+            lane = E.var(width, "l")
+            at = {**rows.at, **rows.indices(row), self.c.column: panel * lanes + first + lane}
+            indices = [self._logical(a, at) for a in self.d.axes]
+            here = E.load(acc, (row, first + lane))
+            return [
+                For(
+                    lane, lane.args[0], tuple(results(self.group, inner, self.c.value, here, indices)), "simd"
+                )
+            ]
+
+        def whole(number: int) -> list[Stmt]:
+            """The first `number` strips of each row."""
+            piece = E.const(0) if number == 1 else E.var(number, "q")
+            body = strips(piece * strip, strip) if number else []
+            return [For(piece, piece.args[0], tuple(body))] if piece.op == "var" else body
+
+        def over_rows(body: list[Stmt]) -> list[Stmt]:
+            return [For(row, row.args[0], tuple(body))] if row.op == "var" else body
+
+        columns = static(self.c.column.args[0])
+        if columns is None:
+            left = self.c.column.args[0] - panel * lanes
+            return over_rows(strips(E.const(0), E.minimum(E.maximum(left, 0), lanes)))
+        full, rest = divmod(columns % lanes, strip)
+        everything = over_rows(whole(lanes // strip))
+        if not full and not rest:
+            return everything
+        if rest and strip == block and stray_is_safe(self.storage, members, inner, members[-1], self.c.value):
+            full, rest = full + 1, 0
+        last = over_rows(whole(full) + (strips(E.const(full * strip), rest) if rest else []))
+        more = E.lt(panel, columns // lanes)
+        return last if more.is_const and not more.attr else [If(more, tuple(everything), tuple(last))]
 
 
 def results(

@@ -64,8 +64,9 @@ class Tiles:
         """Vectors in a row of a tile over `lanes` columns in panels of a block: the largest number up to
         `vectors` that covers them, and whole panels or whole parts of one."""
         pitch = math.gcd(lanes, BLOCK)
-        widths = {v: v * self.width for v in range(vectors, 0, -1)}
-        return next((v for v, n in widths.items() if lanes % n == 0 and (n % pitch == 0 or pitch % n == 0)), 1)
+        columns = {v: v * self.width for v in range(vectors, 0, -1)}
+        fitting = (v for v, n in columns.items() if lanes % n == 0 and 0 in (n % pitch, pitch % n))
+        return next(fitting, 1)
 
     def rows(self, vectors: int) -> int:
         """Rows of a tile with so many vectors: what the registers hold beside the operands."""

@@ -31,6 +31,7 @@ def assign(program: Program, storage: Storage, placer: Placer) -> None:
     for value in program.values:
         if value not in outputs and value.scan is None and _wants(value, region):
             region.add(value)
+            region.update(_made_for(program, value) - region - outputs)
     for value in region:
         _keep_apart(program, storage, placer, value)
         _leave_view(program, storage, placer, value, region)
@@ -69,6 +70,17 @@ def _wants(value: Value, region: set[Value]) -> bool:
 def _along(e: E.Expr, channel: E.Expr) -> bool:
     """The load runs over the same channels, or a slice of them, that `channel` counts."""
     return (e.args[1] - channel).is_const
+
+
+def _made_for(program: Program, value: Value) -> set[Value]:
+    """The operand of a depthwise convolution, which takes as many channels at a time as its result, where
+    nothing else reads it: a padded or normalised image."""
+    d = value.definition
+    if not isinstance(d, Reduce) or not is_contraction(value):
+        return set()
+    loads = [e for e in definition_loads(value) if e.attr.rank == value.rank and e.args[1] is d.axes[1]]
+    found = {e.attr for e in loads if isinstance(e.attr.definition, Map) and e.attr.scan is None}
+    return {s for s in found if all(v is value for v in program.values if s in operands(v))}
 
 
 def _is_convolution(value: Value, d: Map | Reduce) -> bool:

@@ -45,7 +45,7 @@ def weights(m: int, taps: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """Weights [outputs, inputs, 3, 3] transformed, [(m + 2)^2, inputs, outputs]: in float64, rounded once."""
     g = matrices(m)[1]
     u = np.einsum("ia,ocab,jb->ijco", g, taps.astype(np.float64), g, optimize=True)
-    return u.reshape((m + 2) ** 2, *u.shape[2:]).astype(np.float32)
+    return np.asarray(u.reshape((m + 2) ** 2, *u.shape[2:]), np.float32)
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,8 @@ class OutputTransform:
         second = _indent(_shared(rows, [f"t[i][{j}]" for j in range(n)],
                                  [f"*(V *)(to + {j * BLOCK})" for j in range(m)]), 3)  # fmt: skip
         loads = " ".join(f"const V x{i} = *(const V *)(from + {i * n} * {self.position});" for i in range(n))
-        return f"""static __attribute__((noinline)) void {self.name}(const float *restrict sums, float *restrict y) {{
+        return f"""static __attribute__((noinline)) void {self.name}(
+    const float *restrict sums, float *restrict y) {{
     typedef float V __attribute__((vector_size({self.width * 4})));
     for (int lane = 0; lane < {BLOCK}; lane += {self.width}) {{
         const float *from = sums + lane;

@@ -35,11 +35,14 @@ from cuvil.schedule.stray import stray_is_safe
 PIECE = 128
 """Channels that one accumulator sums up."""
 
-TRANSFORM = 60
+TRANSFORM = 23
 """Operations of a matrix product that take as long as transforming one element, of the inputs or the sums."""
 
-CORE_BANDWIDTH = 15e9
+CORE_BANDWIDTH = 17e9
 """Bytes a second of weights that one core reads from memory, at most."""
+
+CACHED = 0.1
+"""Part of that time that reading a byte takes where all weights of a program stay in the cache."""
 
 MIN_GAIN = 1.1
 """Times faster than the direct convolution that is worth larger weights."""
@@ -61,13 +64,21 @@ class Machine:
 
 
 def machine(options: Mapping[str, Any]) -> Machine | None:
-    """The machine of a device's part of the ``codegen`` slice; None where accuracy is to be strict."""
-    if options.get("accuracy") == "strict":
+    """The machine of a device's part of the ``codegen`` slice; None where accuracy is to be strict, or where
+    there are no vectors: such a device lacks the memory, too."""
+    if options.get("accuracy") == "strict" or int(options.get("vector_bits", 128)) < 128:
         return None
     peak, bandwidth = float(options.get("peak_f32", 0.0)), float(options.get("bandwidth", 0.0))
     cache = int(options.get("caches", {}).get("l2", 0)) or Machine.cache
     balance = peak / min(bandwidth, CORE_BANDWIDTH) if peak and bandwidth else Machine.balance
     return Machine(int(options.get("threads", 1)), cache, balance)
+
+
+def weight_cost(program: Program, on: Machine) -> float:
+    """Floating-point operations in the time of reading a byte of the program's weights, which may stay in the
+    cache from one run to the next."""
+    total = sum(v.array.nbytes for v in program.values if isinstance(v.definition, Constant))
+    return on.balance * (CACHED if total <= on.cache // 2 else 1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,8 +109,9 @@ class Convolution:
     vectors: int
 
 
-def pack(program: Program, storage: Storage, value: Value, tiles: Tiles, on: Machine) -> Convolution | None:
-    """The convolution `value` where it fits and pays, its weights transformed in a value of their own."""
+def pack(program: Program, storage: Storage, value: Value, tiles: Tiles, byte: float) -> Convolution | None:
+    """The convolution `value` where it fits and pays (`choose`), its weights transformed in a value of their
+    own."""
     found, d = recognise(value), value.definition
     if found is None or not isinstance(d, Reduce) or value.rank != 4 or found.groups or found.batch:
         return None
@@ -116,7 +128,7 @@ def pack(program: Program, storage: Storage, value: Value, tiles: Tiles, on: Mac
         return None
     outputs, height, width = (n or 0 for n in sizes)
     inputs = static(channel.args[0]) or 0
-    m = choose(inputs, outputs, height, width, on)
+    m = choose(inputs, outputs, height, width, byte)
     if not m:
         return None
     packing = tiles.packing or tiles
@@ -128,9 +140,11 @@ def pack(program: Program, storage: Storage, value: Value, tiles: Tiles, on: Mac
     data = transforms.weights(m, np.asarray(evaluate.value(kernel, lambda v: v.array)))
     panel = Value(f"{value.name}.winograd", w.dtype, tuple(map(E.const, data.shape)), Constant(data),
                   origin=value.origin)  # fmt: skip
-    storage.layouts[panel] = Layout(((0, 1, 0), (2, lanes, 0), (1, 1, 0), (2, 1, lanes)))
+    pitch = lanes if packing is tiles else BLOCK
+    groups = ((2, lanes, 0), (2, pitch, lanes // pitch)) if pitch < lanes else ((2, pitch, 0),)
+    storage.layouts[panel] = Layout(((0, 1, 0), *groups, (1, 1, 0), (2, 1, pitch)))
     program.values.insert(program.values.index(value), panel)
-    return Convolution(value, a, m, inputs, outputs, height, width, line, panel, lanes, vectors)
+    return Convolution(value, a, m, inputs, outputs, height, width, line, panel, pitch, vectors)
 
 
 def _tap(index: Expr, position: Expr, k: list[Expr]) -> Expr | None:
@@ -141,20 +155,21 @@ def _tap(index: Expr, position: Expr, k: list[Expr]) -> Expr | None:
     return taps[0] if fits and static(taps[0].args[0]) == 3 else None
 
 
-def choose(inputs: int, outputs: int, height: int, width: int, on: Machine) -> int:
+def choose(inputs: int, outputs: int, height: int, width: int, byte: float) -> int:
     """The m of the fastest F(m x m, 3 x 3) for a layer, 0 where the direct convolution is about as fast.
 
-    Both take ``max(operations / peak, bytes of weights / bandwidth)``, here in operations.  Channels count as
-    whole blocks, and transforming an element of the inputs or the sums as `TRANSFORM` operations.
+    Each takes its operations and the time of reading its weights, here in operations: `byte` for each byte.
+    Channels count as whole blocks, and transforming an element of the inputs or the sums as `TRANSFORM`
+    operations.  With 210 GF and 12 operations a byte that is within 15 % of what was measured with 16 to
+    512 channels and maps of 7 to 96 (AVX-512).
     """
     k, n = (-(-c // BLOCK) * BLOCK for c in (inputs, outputs))
-    best, fastest = 0, max(18.0 * height * width * k * n, 36.0 * k * n * on.balance) / MIN_GAIN
+    best, least = 0, (18.0 * height * width + 36.0 * byte) * k * n / MIN_GAIN
     for m in (4, 2):
         positions, tiles = (m + 2) ** 2, -(-height // m) * -(-width // m)
-        work = positions * tiles * (2.0 * k * n + TRANSFORM * (k + n))
-        time = max(work, 4.0 * positions * k * n * on.balance)
-        if time < fastest:
-            best, fastest = m, time
+        time = positions * (tiles * (2.0 * k * n + TRANSFORM * (k + n)) + 4.0 * k * n * byte)
+        if time < least:
+            best, least = m, time
     return best
 
 
@@ -245,7 +260,8 @@ class _Builder:
         position, item = E.var(self.positions, "p"), E.var(self.item_count, "q")
         column = (self.part * self.share + item) * self.lanes
         body: list[Stmt] = []
-        large = c.panel.array.size >= MIN_PREFETCH
+        zero = E.const(0)
+        large, ahead = c.panel.array.size >= MIN_PREFETCH, c.inputs * max(self.lanes, c.lanes)
         for first in range(0, c.inputs, PIECE):
             count = min(PIECE, c.inputs - first)
             whole, rest = divmod(count, BLOCK)
@@ -255,18 +271,19 @@ class _Builder:
                 number = _variable(times, "t")
                 tile = number * height + start
                 kernel = Tile(
-                    tuple(BLOCK * i for i in range(height)), False, tuple(nests), c.vectors, self.shapes.width,
-                    ahead=c.inputs * c.lanes if large else 0, pitch=c.lanes, adds=first > 0,
+                    rows=tuple(BLOCK * i for i in range(height)), stride=False, nests=tuple(nests),
+                    vectors=c.vectors, width=self.shapes.width, ahead=ahead if large else 0,
+                    pitch=c.lanes, apart=c.inputs * c.lanes, adds=first > 0,
                 )  # fmt: skip
+                read = (self.slot, position, first // BLOCK * self.tiles + tile, zero)
+                written = (self.slot, position, (item * self.tiles + tile) * (self.lanes // BLOCK), zero)
                 micro: Stmt = Micro(
                     kernel,
-                    ((self.scratch[0], (self.slot, position, first // BLOCK * self.tiles + tile, E.const(0))),
-                     (c.panel, (position, E.const(first), column))),
-                    (self.scratch[1], (self.slot, position, (item * self.tiles + tile) * (self.lanes // BLOCK),
-                                       E.const(0))),
+                    ((self.scratch[0], read), (c.panel, (position, E.const(first), column))),
+                    (self.scratch[1], written),
                     flops=E.const(2 * height * self.lanes * count),
                     touches=(height * count, self.lanes * count, height * self.lanes),
-                )  # fmt: skip
+                )
                 if self.down % self.rows:
                     micro = If(E.lt(tile, self.row_count * self.columns), (micro,))
                 body.append(_loop(number, micro))
@@ -319,11 +336,11 @@ class _Builder:
 
 
 def block(c: Convolution, cache: int) -> tuple[int, int]:
-    """Rows and columns of tiles of a block: as many as let its transformed data stay in the cache, and
-    enough to be worth reading the weights."""
+    """Rows and columns of tiles of a block: where the weights stay in the cache, so few that the transformed
+    data stay there as well; else enough to be worth reading the weights again."""
     down, across = -(-c.height // c.m), -(-c.width // c.m)
-    fit = cache // 2 // (4 * (c.m + 2) ** 2 * (c.inputs + c.outputs))
-    most = max(fit, 56)
+    one = 4 * (c.m + 2) ** 2 * (c.inputs + c.outputs)
+    most = max(cache // 8 // one, 14) if 2 * c.panel.array.nbytes <= cache else max(cache // one, 48)
     columns = -(-across // -(-across // most))
     rows = max(min(most // columns, down), 1)
     return -(-down // -(-down // rows)), columns
