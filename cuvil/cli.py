@@ -22,6 +22,7 @@ from cuvil import __version__, commands
 from cuvil.errors import CuvilError
 from cuvil.report import summary
 from cuvil.report.operators import markdown
+from cuvil.target.board import ACCURACIES
 
 DONE, FAILED, USAGE, BUG, INTERRUPTED = 0, 1, 2, 3, 130
 PROGRESS_EVERY_S = 1.0
@@ -221,6 +222,7 @@ def _job(args: argparse.Namespace) -> commands.Job:
         quantization=args.quantization,
         calibration=args.calibration,
         threads=args.threads,
+        accuracy=args.accuracy,
         tuned=args.tuned,
         keep=args.keep,
     )
@@ -266,6 +268,13 @@ def _model_options() -> _Parser:
         help="the value of an input, which is then no input of the library; may be repeated",
     )
     add("--threads", type=positive, metavar="N", help="threads on each CPU; by default as the profile says")
+    add(
+        "--accuracy",
+        type=one_of(*ACCURACIES),
+        metavar="A",
+        help="default, or strict for no algorithm that rounds more than what it computes is defined to; "
+        "by default as the profile says",
+    )
     add("--no-tuned", dest="tuned", action="store_false", help="plain loops instead of tuned kernels")
     add("--keep", type=Path, metavar="FOLDER", help="keep all artefacts there")
     return options

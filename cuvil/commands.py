@@ -47,6 +47,7 @@ class Job:
         quantization: ``none``, ``int8``, or ``profile`` for what the profile says.
         calibration: an ``.npz`` file with samples by input.
         threads: on every CPU; what the profile says where None.
+        accuracy: ``default`` or ``strict`` on every device; what the profile says where None.
         tuned: False switches the tuned kernels off.
         keep: the folder that keeps all artefacts; a temporary one where None.
     """
@@ -59,6 +60,7 @@ class Job:
     quantization: str = "profile"
     calibration: Path | None = None
     threads: int | None = None
+    accuracy: str | None = None
     tuned: bool = True
     keep: Path | None = None
 
@@ -101,7 +103,7 @@ def opened(job: Job) -> Iterator[Work]:
     from cuvil.scons.project import configured
     from cuvil.target.schema import load
 
-    target = configured(load(job.target, profile_folders()), job.quantization, job.threads)
+    target = configured(load(job.target, profile_folders()), job.quantization, job.threads, job.accuracy)
     shapes, notes = _bind_batch(job)
     integer = any(target.mode(d.name) == "int8" for d in target.devices if d.kind == "cpu")
     if job.calibration and not integer:

@@ -24,6 +24,7 @@ from cuvil.frontend.onnx_writer import write_model
 from cuvil.ir import text
 from cuvil.ir.expr import numpy_dtype
 from cuvil.ir.graph import Graph
+from cuvil.target.board import ACCURACIES
 from cuvil.target.schema import Target, load
 
 _compiling = threading.RLock()
@@ -398,6 +399,7 @@ def compile(
     tuned: bool = True,
     progress: stages.Progress | None = None,
     values: stages.Values | None = None,
+    accuracy: str | None = None,
 ) -> Session:
     """Compile an ONNX model and load it.
 
@@ -414,12 +416,15 @@ def compile(
         tuned: False switches all tuned kernels off.
         values: of inputs that are fixed now and no longer inputs of the library, by name: numbers, nested
             lists of them, or arrays.
+        accuracy: ``default``, or ``strict`` for no algorithm that rounds more than what it computes is
+            defined to; what the profile says where None.
 
     Raises:
         CuvilError: what is wrong with the model, the profile or the machine.
     """
     path = Path(model)
-    profile = configure(target if isinstance(target, Target) else load(target), threads, quantization)
+    loaded = target if isinstance(target, Target) else load(target)
+    profile = configure(loaded, threads, quantization, accuracy)
     keep: object = None
     if output is None:
         keep = tempfile.TemporaryDirectory(prefix="cuvil-")
@@ -440,13 +445,19 @@ def compile(
     return session
 
 
-def configure(target: Target, threads: int, quantization: str) -> Target:
-    """`target` with `threads` on every CPU and the quantization mode asked for."""
+def configure(target: Target, threads: int, quantization: str, accuracy: str | None = None) -> Target:
+    """`target` with `threads` on every CPU, the quantization mode asked for and, unless None, `accuracy` on
+    every device."""
     if threads < 1:
         raise CuvilError("at least 1 thread is needed", f"threads {threads}")
     if quantization not in ("none", "int8", "profile"):
         raise CuvilError("is no quantization mode; none, int8 and profile are", repr(quantization))
-    devices = tuple(replace(d, threads=threads) if d.kind == "cpu" else d for d in target.devices)
+    if accuracy not in (None, *ACCURACIES):
+        raise CuvilError(f"is no accuracy; {' and '.join(ACCURACIES)} are", repr(accuracy))
+    devices = tuple(
+        replace(d, threads=threads if d.kind == "cpu" else d.threads, accuracy=accuracy or d.accuracy)
+        for d in target.devices
+    )
     chosen = target.quantization
     if quantization != "profile":
         chosen = replace(chosen, mode=quantization, devices={})

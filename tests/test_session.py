@@ -119,8 +119,9 @@ def test_sequences_are_lists_and_absent_optionals_none_as_in_onnxruntime(tmp_pat
     oracle = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     t, a, b = (np.arange(n, dtype=np.float32) for n in (4, 2, 3))
     session = compiled(model, tmp_path, shapes={"s": [[2], ["n"]], "o": [3], "q": [[2]]})
-    for ours, theirs in ((session.get_inputs(), oracle.get_inputs()), (session.get_outputs(), oracle.get_outputs())):
-        assert [(x.name, x.type) for x in ours] == [(x.name, x.type) for x in theirs]
+    ours = [*session.get_inputs(), *session.get_outputs()]
+    theirs = [*oracle.get_inputs(), *oracle.get_outputs()]
+    assert [(x.name, x.type) for x in ours] == [(x.name, x.type) for x in theirs]
     feeds = {"t": t, "s": [a, t], "o": b, "q": [a]}
     for got, want in zip(session.run(None, feeds), oracle.run(None, feeds), strict=True):
         assert type(got) is type(want)
@@ -254,6 +255,7 @@ def test_bound_values(tmp_path: Path) -> None:
         ({"threads": 0}, "at least 1 thread"),
         ({"quantization": "int3"}, "'int3': is no quantization mode"),
         ({"io_format": "hwcn"}, "'hwcn': is no I/O format"),
+        ({"accuracy": "loose"}, "'loose': is no accuracy; default and strict are"),
         ({"shapes": {"q": [1]}}, "q"),
         ({"values": {"q": 1}}, "the model has no input 'q' to bind"),
     ],

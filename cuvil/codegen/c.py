@@ -128,16 +128,21 @@ class Function:
 
     @property
     def thunk(self) -> str:
-        """The kernel as a task of the pool: its arguments in a struct."""
-        declared = " ".join(f"{kind} {name};" for kind, name in self.fields)
-        last = "lo, hi" if self.kernel.slot is None else "slot, lo, hi"
-        passed = ", ".join([*(f"a->{name}" for _, name in self.fields), last])
-        return (
-            f"struct {self.name}_arguments {{ {declared} }};\n"
-            f"static void {self.name}_task(const void *arguments, cv_idx slot, cv_idx lo, cv_idx hi) {{\n"
-            f"    const struct {self.name}_arguments *const a = arguments;\n"
-            f"    (void)slot;\n    {self.name}({passed});\n}}\n"
-        )
+        """The kernel as a task of the pool."""
+        return task(self.name, self.fields, self.kernel.slot is not None)
+
+
+def task(name: str, fields: Sequence[tuple[str, str]], slot: bool) -> str:
+    """The function `name` as a task of the pool: its arguments, `fields`, in a struct; `slot`: it takes the
+    number of the thread."""
+    declared = " ".join(f"{kind} {field};" for kind, field in fields)
+    passed = ", ".join([*(f"a->{field}" for _, field in fields), "slot, lo, hi" if slot else "lo, hi"])
+    return (
+        f"struct {name}_arguments {{ {declared} }};\n"
+        f"static void {name}_task(const void *arguments, cv_idx slot, cv_idx lo, cv_idx hi) {{\n"
+        f"    const struct {name}_arguments *const a = arguments;\n"
+        f"    (void)slot;\n    {name}({passed});\n}}\n"
+    )
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Sequences and optionals at a model's interface become tensors: the graph has these as inputs and outputs.
 
 A sequence `s` becomes ``s[0]``, ``s[1]``, ...; an optional that is present becomes what it holds, and one
-that is absent disappears.  Nodes at both ends of the graph make and take apart the containers that the model has.
+that is absent disappears.  Nodes at both ends of the graph make and take apart what the model has.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def flatten_inputs(
 
 
 def flatten_outputs(graph: Graph) -> bool:
-    """Give `graph` tensors in the place of its outputs that are sequences or optionals, in place; says whether
-    there were any.
+    """Give `graph` tensors in the place of its outputs that are sequences or optionals, in place; says
+    whether there were any.
 
     Raises:
         CuvilError: the graph cannot be lowered, which says how many items there are.

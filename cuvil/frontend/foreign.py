@@ -9,10 +9,11 @@ import numpy as np
 
 from cuvil.errors import CuvilError
 from cuvil.ir import expr as E
+from cuvil.ir.builder import Builder
 from cuvil.ir.containers import Entry
 from cuvil.ir.expr import Expr
 from cuvil.ir.graph import Dim, Graph, Node, TensorType
-from cuvil.ir.primitives import Builder, Program, Value
+from cuvil.ir.primitives import Program, Value
 from cuvil.ops.registry import lower_node
 
 

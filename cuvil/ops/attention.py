@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cuvil.ir import expr as E
+from cuvil.ir.builder import Builder
 from cuvil.ir.expr import Expr, Operand
 from cuvil.ir.graph import ONNX_TYPES
-from cuvil.ir.primitives import Builder, Value, static
+from cuvil.ir.primitives import Value, static
 from cuvil.ops.contraction import summed
 from cuvil.ops.movement import concat, wrap_index
 from cuvil.ops.registry import Context, lowering

@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from cuvil.ir import expr as E
+from cuvil.ir.builder import Builder, broadcast_load
 from cuvil.ir.expr import Expr, Operand
 from cuvil.ir.loops import Declare, For, If, Stmt, Store, While
-from cuvil.ir.primitives import Builder, Value, broadcast_load, static
+from cuvil.ir.primitives import Value, static
 
 NUL = E.const(0, "uint8")
 

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 
 from cuvil.errors import ModelError
 from cuvil.ir import expr as E
+from cuvil.ir.builder import Builder, broadcast_load
 from cuvil.ir.expr import Expr, Operand
-from cuvil.ir.primitives import Builder, Value, broadcast_load, elements, static
+from cuvil.ir.primitives import Value, depends_on_data, elements, static
 from cuvil.ops.registry import Context, lowering
 from cuvil.ops.windows import pad, window
 
@@ -135,6 +136,7 @@ def convolution(c: Context, x: Value, w: Value, fill: Expr, accumulator: str) ->
     kernel = [static(n) for n in w.shape[2:]]
     if any(k is None for k in kernel):
         raise c.unsupported("the kernel's size must be known at compile time")
+    c.b.require_equal(x.shape[1], w.shape[1] * group)
     win = window(c, x.shape[2:], [k for k in kernel if k is not None])
     zeros = [0, 0]
     padded = pad(c.b, x, [*zeros, *win.begin], [*zeros, *win.end], fill)
@@ -210,7 +212,8 @@ def conv_transpose(c: Context) -> Value:
     strides = c.attr("strides") or [1] * rank
     dilations = c.attr("dilations") or [1] * rank
     begin, out = _transpose_geometry(c, x, kernel, strides, dilations)
-    channels = static(x.shape[1])
+    channels = static(w.shape[0] if depends_on_data(x.shape[1]) else x.shape[1])
+    c.b.require_equal(x.shape[1], w.shape[0])
     if channels is None or channels % group:
         raise c.error(f"{channels} input channels are not divisible into {group} groups")
     pads = [static(n) for n in begin]

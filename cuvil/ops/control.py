@@ -7,23 +7,24 @@ step back.  Other bodies are written out step by step where their number is know
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
 from cuvil import limits
 from cuvil.ir import expr as E
+from cuvil.ir.builder import Builder
 from cuvil.ir.containers import Entry, OptionalValue, SequenceValue, kind_of
 from cuvil.ir.expr import Expr
 from cuvil.ir.graph import Graph
 from cuvil.ir.primitives import (
-    Builder,
     Input,
     Map,
     Reduce,
     Scan,
     Value,
     definition_loads,
+    depends_on_data,
     operands,
     static,
 )
@@ -41,11 +42,44 @@ def if_node(c: Context) -> list[Entry]:
     branches: tuple[Graph, Graph] = c.attr("then_branch"), c.attr("else_branch")
     if condition.is_const:
         return c.subgraph(branches[0 if condition.attr else 1])
-    with c.b.given(condition):
-        yes = c.subgraph(branches[0])
-    with c.b.given(E.unary("not", condition)):
-        no = c.subgraph(branches[1])
+    yes = _branch(c, condition, branches[0])
+    no = _branch(c, E.unary("not", condition), branches[1])
     return [_chosen_entry(c, condition, number, a, b) for number, (a, b) in enumerate(zip(yes, no))]
+
+
+def _branch(c: Context, condition: Expr, graph: Graph) -> list[Entry]:
+    """The results of a branch; where its condition does not hold its values mean nothing, but what makes
+    them stays within memory."""
+    made = len(c.b.program.values)
+    with c.b.given(condition):
+        results = c.subgraph(graph)
+    numbers = set(c.b.program.derived)
+    for v in c.b.program.values[made:]:
+        d = v.definition
+        if isinstance(d, Map):
+            v.definition = Map(d.axes, confined(d.body, numbers))
+        elif isinstance(d, Reduce):
+            v.definition = Reduce(d.axes, d.reduced, d.op, confined(d.body, numbers))
+    return results
+
+
+def confined(e: Expr, numbers: Collection[Expr]) -> Expr:
+    """`e` with the loads on which `numbers` bear kept within their tensors, whatever the numbers are; a load
+    from an empty tensor gives 0."""
+
+    def moved(n: Expr) -> Expr | None:
+        if n.op != "load" or n.attr.scan is not None:
+            return None
+        if not any(s in numbers for s in E.walk(*n.args, *n.attr.shape) if s.op == "sym"):
+            return None
+        at, filled = list(n.args), E.const(True, "bool")
+        for k, (i, size) in enumerate(zip(n.args, n.attr.shape)):
+            if i.lo < 0 or E.upper_bound(i - size) >= 0:
+                at[k] = E.maximum(E.minimum(i, size - 1), 0)
+                filled = filled & E.lt(0, size)
+        return E.select(filled, E.load(n.attr, at), E.const(0, n.dtype))
+
+    return E.transform(e, moved)
 
 
 def _chosen_entry(c: Context, condition: Expr, number: int, yes: Entry, no: Entry) -> Entry:
@@ -235,6 +269,8 @@ class _Loop:
         reason = "a state is a sequence or an optional"
         if len(self.states) == len(self.initial):
             undo = self.b.attempt()
+            names = self.body.inputs[len(before) + (start is not None) :]
+            self.states = [self._as_declared(s, name) for s, name in zip(self.states, names)]
             made = self._recurrence(before, after, start)
             if not isinstance(made, str):
                 return list(made[0]), made[1]
@@ -246,6 +282,18 @@ class _Loop:
         if steps > MAX_UNROLLED:
             raise self.c.unsupported(f"{reason}; such a loop may have {MAX_UNROLLED} steps, not {steps}")
         return self._unrolled(steps, before, after, start)
+
+    def _as_declared(self, state: Value, name: str) -> Value:
+        """A state with the sizes that the body declares for its input `name` where else the data decide."""
+        kind = self.body.types.get(name)
+        shape = kind.shape if kind is not None and kind.shape is not None else state.shape
+        pairs = zip(state.shape, shape)
+        sizes = [E.const(n) if isinstance(n, int) and depends_on_data(s) else s for s, n in pairs]
+        if sizes == list(state.shape):
+            return state
+        for size, wanted in zip(state.shape, sizes):
+            self.b.require_equal(size, wanted)
+        return self.b.map(sizes, lambda *i: E.load(state, i))
 
     # --- as a recurrence ---
 
@@ -493,5 +541,5 @@ class _Lifter:
                 return self.at(E.substitute(d.body, dict(zip(d.axes, n.args))), t)
             return E.load(self.members[source], (t, *n.args)) if source in self.members else None
 
-        return E.transform(e, moved)
+        return E.transform(confined(e, self.numbers) if self.numbers else e, moved)
 

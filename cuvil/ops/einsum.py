@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cuvil.ir import expr as E
+from cuvil.ir.builder import broadcast_shapes
 from cuvil.ir.expr import Expr
-from cuvil.ir.primitives import Value, broadcast_shapes, static
+from cuvil.ir.primitives import Value, static
 from cuvil.ops.contraction import summed
 from cuvil.ops.registry import Context, lowering
 

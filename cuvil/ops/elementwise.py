@@ -9,9 +9,10 @@ from collections.abc import Callable
 import ml_dtypes
 
 from cuvil.ir import expr as E
+from cuvil.ir.builder import Builder
 from cuvil.ir.expr import Expr
 from cuvil.ir.graph import ONNX_TYPES
-from cuvil.ir.primitives import Builder, Value
+from cuvil.ir.primitives import Value
 from cuvil.ops.reduction import mean, widened
 from cuvil.ops.registry import Context, lowering
 
@@ -356,6 +357,8 @@ def batch_normalization(c: Context) -> list[Value]:
     variance are those of the input, and the running ones move towards them."""
     b, epsilon, kind = c.b, c.attr("epsilon", 1e-5), widened(c.b, c.x).dtype
     x, scale, bias, average, variance = (c[i] for i in range(5))
+    if x.rank > 1:
+        b.require_equal(x.shape[1], scale.shape[0])
     running: list[Value] = []
     if c.attr("training_mode", 0):
         momentum: float = c.attr("momentum", 0.9)

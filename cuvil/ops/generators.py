@@ -14,9 +14,10 @@ import math
 import struct
 
 from cuvil.ir import expr as E
+from cuvil.ir.builder import flatten
 from cuvil.ir.expr import Expr
 from cuvil.ir.graph import ONNX_TYPES
-from cuvil.ir.primitives import Value, flatten
+from cuvil.ir.primitives import Value
 from cuvil.ops.reduction import widened
 from cuvil.ops.registry import Context, lowering
 

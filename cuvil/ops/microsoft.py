@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from cuvil.ir import expr as E
+from cuvil.ir.builder import Builder, broadcast_load, broadcast_shapes
 from cuvil.ir.expr import Expr
-from cuvil.ir.primitives import Builder, Value, broadcast_load, broadcast_shapes, static
+from cuvil.ir.primitives import Value, static
 from cuvil.ops.attention import rotate
 from cuvil.ops.contraction import conv, gemm, integer_product, matmul_value
 from cuvil.ops.elementwise import clipped, gelu_exact, gelu_tanh

@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from cuvil.ir import expr as E
+from cuvil.ir.builder import Builder
 from cuvil.ir.expr import Expr
-from cuvil.ir.primitives import Builder, Value, elements, static
+from cuvil.ir.primitives import Value, elements, static
 from cuvil.ops.characters import capacity, strings
 from cuvil.ops.contraction import matmul_value
 from cuvil.ops.movement import concat, wrap_index

@@ -9,16 +9,10 @@ import numpy as np
 
 from cuvil import limits
 from cuvil.ir import expr as E
+from cuvil.ir.builder import Builder, broadcast_load
 from cuvil.ir.expr import Expr, Operand
 from cuvil.ir.graph import ONNX_TYPES
-from cuvil.ir.primitives import (
-    Builder,
-    Value,
-    broadcast_load,
-    depends_on_data,
-    elements,
-    static,
-)
+from cuvil.ir.primitives import Value, depends_on_data, elements, static
 from cuvil.ops.registry import Context, lowering
 from cuvil.ops.runtime import entry_of, kept_sizes, named
 from cuvil.ops.windows import pad, padded_size

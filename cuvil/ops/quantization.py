@@ -7,9 +7,10 @@ from collections.abc import Callable
 import ml_dtypes
 
 from cuvil.ir import expr as E
+from cuvil.ir.builder import Builder
 from cuvil.ir.expr import Expr
 from cuvil.ir.graph import ONNX_TYPES
-from cuvil.ir.primitives import Builder, Value, static
+from cuvil.ir.primitives import Value, static
 from cuvil.ops.contraction import integer_convolution, integer_product
 from cuvil.ops.elementwise import saturated
 from cuvil.ops.registry import Context, lowering

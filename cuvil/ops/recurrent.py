@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from cuvil.ir import expr as E
+from cuvil.ir.builder import Builder
 from cuvil.ir.expr import Expr
-from cuvil.ir.primitives import Builder, Scan, Value
+from cuvil.ir.primitives import Scan, Value
 from cuvil.ops.elementwise import softplus
 from cuvil.ops.movement import concat
 from cuvil.ops.quantization import dynamically_quantized, saturate

@@ -5,16 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from cuvil.ir import expr as E
+from cuvil.ir.builder import Builder, broadcast_load
 from cuvil.ir.expr import Expr
-from cuvil.ir.primitives import (
-    Builder,
-    Value,
-    broadcast_load,
-    depends_on_data,
-    elements,
-    identity,
-    static,
-)
+from cuvil.ir.primitives import Value, depends_on_data, elements, identity, static
 from cuvil.ops.registry import Context, lowering
 from cuvil.ops.runtime import along, kept_sizes, named, split_axes
 from cuvil.ops.windows import Window, pad, window
@@ -225,6 +218,7 @@ def group_normalization(c: Context) -> Value:
     spatial positions, then scale and bias per channel."""
     b, x, scale, bias = c.b, c.x, c[1], c[2]
     channels = x.shape[1]
+    b.require_equal(channels, scale.shape[0])
     groups: Expr = channels if c.node.op == "InstanceNormalization" else E.const(c.attr("num_groups"))
     size = E.floordiv(channels, groups)
     split = b.reshape(widened(b, x), [x.shape[0], groups, size, *x.shape[2:]])

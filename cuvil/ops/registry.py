@@ -11,10 +11,11 @@ import numpy as np
 from cuvil import limits
 from cuvil.errors import ModelError, UnsupportedError
 from cuvil.ir import expr as E
+from cuvil.ir.builder import Builder
 from cuvil.ir.containers import Entry, OptionalValue, SequenceValue, kind_of
 from cuvil.ir.expr import Expr, Operand
 from cuvil.ir.graph import Graph, Node, TensorType
-from cuvil.ir.primitives import Builder, Value, depends_on_data, static
+from cuvil.ir.primitives import Value, depends_on_data, static
 from cuvil.ops.left_out import LEFT_OUT
 
 Lowered = Union[Entry, Sequence[Union[Entry, None]]]

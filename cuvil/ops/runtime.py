@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cuvil.ir import expr as E
+from cuvil.ir.builder import Builder
 from cuvil.ir.expr import Expr, Operand
-from cuvil.ir.primitives import Builder, Value, elements
+from cuvil.ir.primitives import Value, elements
 
 
 def named(b: Builder, axes: Sequence[Expr], rank: int) -> list[Expr]:

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from cuvil import limits
 from cuvil.ir import expr as E
+from cuvil.ir.builder import Builder, unflatten
 from cuvil.ir.expr import Expr
 from cuvil.ir.loops import Accumulate, Declare, For, If, Stmt, Store
-from cuvil.ir.primitives import Builder, Value, depends_on_data, elements, identity, unflatten
+from cuvil.ir.primitives import Value, depends_on_data, elements, identity
 from cuvil.ops.reduction import widened
 from cuvil.ops.registry import Context, lowering
 from cuvil.ops.resize import cubic

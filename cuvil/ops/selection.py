@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from cuvil.ir import expr as E
+from cuvil.ir.builder import flatten, unflatten
 from cuvil.ir.expr import Expr
 from cuvil.ir.loops import Accumulate, If, Stmt, Store, While
-from cuvil.ir.primitives import Value, elements, flatten, static, unflatten
+from cuvil.ir.primitives import Value, elements, static
 from cuvil.ops.characters import Local, each
 from cuvil.ops.registry import Context, lowering
 

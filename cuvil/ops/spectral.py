@@ -6,9 +6,10 @@ import math
 
 from cuvil.ir import evaluate
 from cuvil.ir import expr as E
+from cuvil.ir.builder import Builder
 from cuvil.ir.expr import Expr
 from cuvil.ir.graph import ONNX_TYPES
-from cuvil.ir.primitives import Builder, Value, depends_on_data, static
+from cuvil.ir.primitives import Value, depends_on_data, static
 from cuvil.ops.contraction import summed
 from cuvil.ops.registry import Context, lowering
 from cuvil.ops.runtime import along

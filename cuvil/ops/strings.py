@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from cuvil.ir import expr as E
+from cuvil.ir.builder import broadcast_load, broadcast_shapes, flatten, unflatten
 from cuvil.ir.expr import Expr
 from cuvil.ir.loops import Accumulate, If, Stmt, Store, While
-from cuvil.ir.primitives import Value, broadcast_load, broadcast_shapes, elements, flatten, static, unflatten
+from cuvil.ir.primitives import Value, elements, static
 from cuvil.ops import regex
 from cuvil.ops.characters import (
     NUL,

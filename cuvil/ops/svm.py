@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from cuvil.ir import expr as E
+from cuvil.ir.builder import Builder
 from cuvil.ir.expr import Expr
 from cuvil.ir.loops import Accumulate, Declare, For, If, Stmt, Store, While
-from cuvil.ir.primitives import Builder, Value
+from cuvil.ir.primitives import Value
 from cuvil.ops.characters import Local, each
 from cuvil.ops.contraction import matmul_value
 from cuvil.ops.ml import (

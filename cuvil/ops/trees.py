@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from cuvil.ir import expr as E
+from cuvil.ir.builder import Builder
 from cuvil.ir.expr import Expr
 from cuvil.ir.loops import Accumulate, Declare, Stmt, Store, While
-from cuvil.ir.primitives import Builder, Value, identity, static
+from cuvil.ir.primitives import Value, identity, static
 from cuvil.ops.characters import each
 from cuvil.ops.ml import (
     DOMAIN,

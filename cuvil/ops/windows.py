@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cuvil.ir import expr as E
+from cuvil.ir.builder import Builder
 from cuvil.ir.expr import Expr, Operand
-from cuvil.ir.primitives import Builder, Value, depends_on_data, static
+from cuvil.ir.primitives import Value, depends_on_data, static
 from cuvil.ops.registry import Context
 
 
@@ -69,6 +70,8 @@ def window(c: Context, spatial: Sequence[Expr], kernel: Sequence[int], ceil_mode
             out.append(E.select(starts_outside, count - 1, count))
         else:
             out.append(E.floordiv(span, stride) + 1)
+        if depends_on_data(out[-1]):
+            c.b.require(E.lt(0, out[-1]))
         if (known := static(out[-1])) is not None and known <= 0:
             raise c.error(f"kernel of extent {extent} does not fit the padded input on spatial axis {axis}")
     return Window(tuple(kernel), tuple(strides), tuple(dilations), tuple(begin), tuple(end), tuple(out))

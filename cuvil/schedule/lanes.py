@@ -118,7 +118,7 @@ def _loop(lane: Expr, start: int, end: int, body: Sequence[Stmt]) -> For:
 
 def _boundaries(offset: Expr, lane: Expr, size: int) -> set[int]:
     """The lanes at which a quotient or a remainder in an address starts anew."""
-    found = set()
+    found: set[int] = set()
     for node in E.walk(offset):
         if node.op not in ("floordiv", "mod") or lane not in E.variables(node.args[0]):
             continue

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import cuvil.ops  # noqa: F401  (fills the registry)
 from cuvil.errors import ModelError, UnsupportedError
 from cuvil.ir import expr as E
+from cuvil.ir.builder import Builder
 from cuvil.ir.containers import Entry, kind_of
 from cuvil.ir.graph import Graph
-from cuvil.ir.primitives import Builder, Program, Value
+from cuvil.ir.primitives import Program, Value
 from cuvil.ops.registry import lower_node
 
 

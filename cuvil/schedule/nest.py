@@ -523,6 +523,26 @@ def border(
     return Kernel(name, (), tuple(body), (), (host,), host.origin, "border", tuple(group.members))
 
 
+def border_by_rows(
+    host: Value, source: Value, low: Sequence[Expr], fill: Expr, axis: int, storage: Storage, name: str
+) -> Kernel:
+    """`border`, one row of `axis` at a time, of a window that holds one sample."""
+    row = E.var(host.shape[axis])
+    whole: list[tuple[Expr, Expr]] = [(E.const(0), s) for s in host.shape]
+    whole[0], whole[axis] = (E.const(0), E.const(1)), (row, row + 1)
+    ends: list[Stmt] = []
+    fixed = list(whole)
+    for k in (k for k in range(1, host.rank) if k != axis):
+        size = source.shape[k]
+        for start, stop in ((E.const(0), low[k]), (low[k] + size, host.shape[k])):
+            if E.upper_bound(stop - start) > 0:
+                ends.append(_fill(host, [*fixed[:k], (start, stop), *fixed[k + 1 :]], fill, storage))
+        fixed[k] = (low[k], low[k] + size)
+    inside = E.logical("and", E.le(low[axis], row), E.lt(row, low[axis] + source.shape[axis]))
+    body = If(inside, tuple(ends), (_fill(host, whole, fill, storage),))
+    return Kernel(name, (row,), (body,), (), (host,), host.origin, "border", (host,))
+
+
 def _fill(host: Value, region: Sequence[tuple[Expr, Expr]], fill: Expr, storage: Storage) -> Stmt:
     """``host[region] = fill``, looping in the order of memory."""
     shape = [stop - start for start, stop in region]

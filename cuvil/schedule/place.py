@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 
 from cuvil.ir import expr as E
+from cuvil.ir.builder import flatten, unflatten
 from cuvil.ir.expr import Expr
-from cuvil.ir.primitives import Map, Program, Value, elements, flatten, operands, static, unflatten
+from cuvil.ir.primitives import Map, Program, Value, elements, operands, static
 from cuvil.schedule.storage import Placement, Storage
 
 

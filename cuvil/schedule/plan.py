@@ -17,7 +17,7 @@ from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr
 from cuvil.ir.loops import Accumulate, Declare, Kernel, Micro, Stmt, Store, expressions, walk
 from cuvil.ir.primitives import Constant, Input, Program, Value, elements, operands, static
-from cuvil.schedule import memory, nest
+from cuvil.schedule import memory, nest, strips
 from cuvil.schedule.fuse import fuse
 from cuvil.schedule.group import Group, Grouper, internal
 from cuvil.schedule.place import Placer
@@ -26,6 +26,10 @@ from cuvil.schedule.storage import Layout, Storage
 
 class Tuner(Protocol):
     """What a set of tuned kernels offers the scheduler."""
+
+    @property
+    def budget(self) -> strips.Budget | None:
+        """What kernels that run in strips may use; None where none are to."""
 
     def prepare(self, program: Program, storage: Storage, placer: Placer) -> None:
         """Choose layouts, and insert the values that hold operands as a tuned kernel wants them."""
@@ -53,6 +57,7 @@ class Schedule:
         aliases: roots that share memory with a root they replace in place.
         known: per data-dependent symbol, the kernel after which its value is there.
         lives: first and last kernel that touches each root of the arena (its in-place heirs included).
+        strips: the chains of kernels that run strip by strip, in order.
     """
 
     program: Program
@@ -66,6 +71,17 @@ class Schedule:
     aliases: dict[Value, Value] = field(default_factory=dict)
     lives: dict[Value, tuple[int, int]] = field(default_factory=dict)
     known: dict[Expr, int] = field(default_factory=dict)
+    strips: list[strips.Strips] = field(default_factory=list)
+
+    def size(self, root: Value) -> Expr:
+        """Bytes of the arena that a root value takes: a window of rows once for each thread."""
+        one = capacity(self.storage, root) * E.numpy_dtype(root.dtype).itemsize
+        chain = next((c for c in self.strips if root in c.windows), None)
+        return one if chain is None else memory.aligned(static(one) or 0) * E.const(chain.threads)
+
+    def together(self, step: int) -> tuple[int, int]:
+        """The first and the last of the kernels that take turns with kernel `step`."""
+        return next(((c.first, c.last) for c in self.strips if c.first <= step <= c.last), (step, step))
 
 
 def schedule(program: Program, tuner: Tuner | None = None) -> Schedule:
@@ -77,14 +93,16 @@ def schedule(program: Program, tuner: Tuner | None = None) -> Schedule:
     if tuner is not None:
         tuner.prepare(program, storage, placer)
     result = Schedule(program, storage)
-    result.kernels = build_kernels(program, storage, placer, tuner)
+    result.kernels, result.strips = build_kernels(program, storage, placer, tuner)
     pack_constants(result)
     plan_memory(result)
     return result
 
 
-def build_kernels(program: Program, storage: Storage, placer: Placer, tuner: Tuner | None) -> list[Kernel]:
-    """Groups to kernels, with the kernels that borders and joined parts need."""
+def build_kernels(
+    program: Program, storage: Storage, placer: Placer, tuner: Tuner | None
+) -> tuple[list[Kernel], list[strips.Strips]]:
+    """Groups to kernels, with the kernels that borders and joined parts need, and those to run in strips."""
     special = {*placer.borders, *placer.joins, *placer.views}
     grouper = Grouper(program, skip=special)
     groups = grouper.run()
@@ -111,20 +129,42 @@ def build_kernels(program: Program, storage: Storage, placer: Placer, tuner: Tun
                 need(source)
                 emit_special(source)
 
-    for group in groups:
-        for value in group.members:
-            need(value)
+    def kernel_of(group: Group, name: str) -> Kernel:
         inside = internal(group, grouper.readers, outputs) - hosted
-        name = f"k{len(kernels)}"
         kernel = tuner.build(group, storage, set(inside), name) if tuner is not None else None
         if kernel is None:
             kernel = nest.build(group, storage, inside, name, *([tuner.member] if tuner is not None else []))
-        kernels.append(kernel)
+        return kernel
+
+    def remake(kernel: Kernel) -> Kernel:
+        """A kernel of a chain anew, its rows in windows."""
+        (value,) = kernel.writes
+        if value in placer.borders:
+            return nest.border_by_rows(value, *placer.borders[value], strips.ROW, storage, kernel.name)
+        return kernel_of(grouper.group_of[value], kernel.name)
+
+    budget = tuner.budget if tuner is not None else None
+    chains = strips.find(groups, grouper.readers, outputs, storage, placer, budget) if budget else []
+    starts = {chain.groups[0]: chain for chain in chains}
+    running: list[tuple[int, strips.Chain]] = []
+    chained: list[strips.Strips] = []
+    for group in groups:
+        for value in group.members:
+            need(value)
+        if group in starts:
+            running = [(len(kernels), starts[group])]
+        kernels.append(kernel_of(group, f"k{len(kernels)}"))
+        if running and group is running[0][1].groups[-1] and budget is not None:
+            start, chain = running.pop()
+            turns = strips.build(chain, kernels[start:], start, remake, storage, budget)
+            if turns is not None:
+                kernels[start:] = turns[0]
+                chained.append(turns[1])
     for value in program.outputs:
         if value in special:
             need(value)
             emit_special(value)
-    return kernels
+    return kernels, chained
 
 
 def constant_bytes(value: Value, layout: Layout) -> bytes:
@@ -207,8 +247,9 @@ def plan_memory(s: Schedule) -> None:
         for root in roots_of(kernel, s.storage):
             if isinstance(root.definition, (Constant, Input)) or root in outputs:
                 continue
-            first.setdefault(root, step)
-            last[root] = step
+            begin, end = s.together(step)
+            first.setdefault(root, begin)
+            last[root] = max(last.get(root, end), end)
     leader: dict[Value, Value] = {}
 
     def find(v: Value) -> Value:
@@ -217,7 +258,8 @@ def plan_memory(s: Schedule) -> None:
         return v
 
     for step, kernel in enumerate(s.kernels):
-        for target, source in in_place(kernel, s.storage):
+        alone = s.together(step) == (step, step)  # a chain still reads what another piece would replace
+        for target, source in in_place(kernel, s.storage) if alone else ():
             if target in first and first[target] == step and source in last and last[find(source)] == step:
                 owner = find(source)
                 leader[target] = owner
@@ -225,7 +267,7 @@ def plan_memory(s: Schedule) -> None:
                 s.aliases[target] = source
                 break
     owners = [v for v in first if v not in leader]
-    sizes = {v: capacity(s.storage, v) * E.numpy_dtype(v.dtype).itemsize for v in first}
+    sizes = {v: s.size(v) for v in first}
     requests = [memory.Request(v.name, sizes[v], first[v], last[v]) for v in owners]
     arena = memory.plan(requests)
     offsets = dict(zip(owners, arena.offsets))

@@ -19,7 +19,8 @@ from cuvil.ir.primitives import Value, static
 @dataclass(frozen=True)
 class Layout:
     """Physical dimensions from the outermost to the innermost, each ``(axis, divisor, modulus)``:
-    the coordinate is ``index[axis] // divisor``, modulo `modulus` unless that is 0."""
+    the coordinate is ``index[axis] // divisor``, modulo `modulus` unless that is 0.  Where the highest part
+    of an axis is bounded too, memory holds a window of it that moves along (`cuvil.schedule.strips`)."""
 
     dims: tuple[tuple[int, int, int], ...]
 
@@ -60,7 +61,13 @@ class Layout:
     @property
     def blocked_axis(self) -> int:
         """The axis that is split, -1 where none is."""
-        return next((axis for axis, _, modulus in self.dims if modulus), -1)
+        return next((axis for axis, _, modulus in self.straight.dims if modulus), -1)
+
+    @property
+    def straight(self) -> Layout:
+        """The layout without windows: all of an axis whose highest part is bounded, stored round."""
+        top = {axis: max(d for a, d, _ in self.dims if a == axis) for axis, _, _ in self.dims}
+        return Layout(tuple((a, d, 0 if d == top[a] else m) for a, d, m in self.dims))
 
 
 def row_major(rank: int) -> Layout:
@@ -140,6 +147,7 @@ def coefficient(index: Expr, variable: Expr) -> int | None:
 def split(layout: Layout, shape: Sequence[Expr]) -> tuple[list[Expr], list[Expr], Expr]:
     """Loop variables over the physical dimensions of a shape, the logical indices in terms of
     them, and the condition that these are inside the shape (constant true where they always are)."""
+    layout = layout.straight
     extents = layout.extents(shape)
     variables: list[Expr] = []
     indices: list[Expr] = [E.const(0)] * len(shape)

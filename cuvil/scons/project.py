@@ -168,14 +168,19 @@ def read(path: str | os.PathLike[str]) -> Project:
     return replace(project, targets=tuple(map(below, project.targets)), models=models)
 
 
-def configured(target: Target, quantization: str, threads: int | None) -> Target:
-    """`target` with the arithmetic asked for (``profile``: its own) and, unless None, `threads` on every CPU.
+def configured(
+    target: Target, quantization: str, threads: int | None, accuracy: str | None = None
+) -> Target:
+    """`target` with the arithmetic asked for (``profile``: its own) and, unless None, `threads` on every CPU
+    and `accuracy` on every device.
 
     Raises:
         CuvilError: more threads than a CPU has cores.
     """
     if quantization != "profile":
         target = replace(target, quantization=replace(target.quantization, mode=quantization, devices={}))
+    if accuracy is not None:
+        target = replace(target, devices=tuple(replace(d, accuracy=accuracy) for d in target.devices))
     if threads is None:
         return target
     for device in target.devices:

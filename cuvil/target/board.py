@@ -106,6 +106,10 @@ class IsaName:
         return {"anyOf": [{"enum": list(ISAS)}, {"type": "string", "pattern": f"^({GPU_ISA})$"}]}
 
 
+ACCURACIES = ("default", "strict")
+"""Whether algorithms may be used that round more than the definition of what they compute."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Caches:
     """Data caches as one core sees them, shared or not."""
@@ -140,6 +144,12 @@ class Device:
     ] = ""
     cores: Annotated[int, Integer(1, 4096), "cores of a CPU or NPU, multiprocessors of a GPU"] = 1
     threads: Annotated[int, Integer(1, 4096), "threads that a library uses, at most the cores"] = 1
+    accuracy: Annotated[
+        str,
+        Choice(ACCURACIES),
+        "default, or strict: no faster algorithm whose results round otherwise than the definition's "
+        "(Winograd convolutions)",
+    ] = "default"
     frequency: Annotated[float, Quantity("frequency"), "clock under sustained load; a CPU needs it"] = 0.0
     fma_units: Annotated[
         int,

@@ -149,7 +149,7 @@ class Target:
                 "calibration": _plain(self.quantization.calibration),
             }
         if stage == "codegen":
-            keep = ("name", "kind", "isa", "cores", "threads", "peak_f32", "peak_i8", "caches", "cpus")
+            keep = "name kind isa cores threads accuracy peak_f32 peak_i8 caches cpus".split()
             return {
                 "arch": self.triple.arch,
                 "os": self.triple.os,

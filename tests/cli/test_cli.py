@@ -102,6 +102,12 @@ def save(path: Path, inputs: dict[str, list[Any]], op: str = "Add") -> Path:
             "cuvil: error: argument --threads: '0' is no whole number from 1; see cuvil partition --help",
         ),
         (
+            ["partition", "--model", "m.onnx", "--accuracy", "loose"],
+            2,
+            "cuvil: error: argument --accuracy: 'loose' is none of default, strict; "
+            "see cuvil partition --help",
+        ),
+        (
             ["compile", "--model", "m.onnx"],
             2,
             "cuvil: error: the following arguments are required: --output; see cuvil compile --help",

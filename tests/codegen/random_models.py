@@ -24,7 +24,7 @@ MAX_ELEMENTS = 20_000
 """Values larger than this are not built upon."""
 
 
-class _NoFit(Exception):
+class NoFit(Exception):
     """The operator drawn has no form for the value drawn."""
 
 
@@ -43,12 +43,13 @@ class RandomModel:
         self._nodes: list[onnx.NodeProto] = []
         self._constants: list[onnx.TensorProto] = []
         self._inputs: list[str] = []
+        self._numbers: dict[str, Array] = {}
         self.live = [self._input() for _ in range(self._int(1, 2))]
         for _ in range(steps):
             x = self._pick(self.live[-4:] if self._chance(0.8) else self.live)
             try:
                 made = self._pick(self._candidates(x))(x)
-            except _NoFit:
+            except NoFit:
                 continue
             for y in made if isinstance(made, list) else [made]:
                 if math.prod(self._size(d) for d in self.shapes[y]) <= MAX_ELEMENTS:
@@ -58,7 +59,8 @@ class RandomModel:
         graph = helper.make_graph(
             self._nodes,
             f"random{seed}",
-            [helper.make_tensor_value_info(n, TensorProto.FLOAT, self.shapes[n]) for n in self._inputs],
+            [helper.make_tensor_value_info(n, TensorProto.FLOAT, self.shapes[n]) for n in self._inputs]
+            + [helper.make_tensor_value_info(n, TensorProto.INT64, a.shape) for n, a in self._numbers.items()],
             [onnx.ValueInfoProto(name=n) for n in dict.fromkeys(outputs)],
             self._constants,
         )
@@ -66,7 +68,7 @@ class RandomModel:
         self.feeds: dict[str, Array] = {
             n: self.rng.standard_normal([self._size(d) for d in self.shapes[n]]).astype(np.float32)
             for n in self._inputs
-        }
+        } | self._numbers
 
     # --- draws ---
 
@@ -86,12 +88,12 @@ class RandomModel:
         """An axis of known size, at least `least`."""
         axes = [i for i, d in enumerate(self.shapes[x]) if isinstance(d, int) and d >= least]
         if not axes:
-            raise _NoFit
+            raise NoFit
         return self._pick(axes)
 
     def _known_shape(self, x: str) -> list[int]:
         if any(isinstance(d, str) for d in self.shapes[x]):
-            raise _NoFit
+            raise NoFit
         return [self._size(d) for d in self.shapes[x]]
 
     # --- pieces ---
@@ -217,7 +219,7 @@ class RandomModel:
         s = self.shapes[x]
         equal = [(i, j) for i in range(len(s)) for j in range(i) if s[i] == s[j]]
         if not equal:
-            raise _NoFit
+            raise NoFit
         i, j = self._pick(equal)
         perm = list(range(len(s)))
         perm[i], perm[j] = j, i
@@ -234,7 +236,7 @@ class RandomModel:
             return self._op("Reshape", [x, self._i64(-1)], [math.prod(self._known_shape(x))])
         if kind == "flatten":
             if len(s) < 2 or any(isinstance(d, str) for d in s[1:]):
-                raise _NoFit
+                raise NoFit
             return self._op("Flatten", [x], [s[0], math.prod(self._size(d) for d in s[1:])], axis=1)
         if kind == "unsqueeze" and len(s) < 5:
             axis = self._int(0, len(s))
@@ -260,9 +262,9 @@ class RandomModel:
             f = self._pick([f, whole // f])
             shape = [*s[:i], f, whole // f, *s[i + 1 :]]
         else:
-            raise _NoFit
+            raise NoFit
         if sum(isinstance(d, str) for d in shape) > 1:
-            raise _NoFit
+            raise NoFit
         return self._op("Reshape", [x, self._i64(*(-1 if isinstance(d, str) else d for d in shape))], shape)
 
     def concat(self, x: str) -> str:
@@ -325,7 +327,7 @@ class RandomModel:
     def matmul(self, x: str) -> str:
         s = self.shapes[x]
         if len(s) < 2:
-            raise _NoFit
+            raise NoFit
         if isinstance(s[-1], int) and self._chance(0.6):
             columns = self._pick([1, 2, 3, 8, 10, 16, 33, 48, 64])
             w = self._normal(s[-1], columns, scale=s[-1] ** -0.5)
@@ -342,12 +344,12 @@ class RandomModel:
         if self._chance(0.4):
             last = s[-1]
             if isinstance(last, str) or last < 3:
-                raise _NoFit
+                raise NoFit
             return self._like(
                 "LayerNormalization", x, self._normal(last), self._normal(last), axis=-1, epsilon=0.01
             )
         if len(s) < 3 or isinstance(s[1], str):
-            raise _NoFit
+            raise NoFit
         scale, bias, mean = (self._normal(s[1]) for _ in range(3))
         variance = self._constant((0.5 + self.rng.random(s[1])).astype(np.float32))
         return self._like("BatchNormalization", x, scale, bias, mean, variance)
@@ -356,7 +358,7 @@ class RandomModel:
         s, axis = self.shapes[x], self._known_axis(x)
         shape = self._pick([(), (3,), (1,), (2, 2)])
         if not 1 <= len(s) - 1 + len(shape) <= 5:
-            raise _NoFit
+            raise NoFit
         size = self._size(s[axis])
         indices = self._constant(self.rng.integers(-size, size, shape).astype(np.int64))
         return self._op("Gather", [x, indices], [*s[:axis], *shape, *s[axis + 1 :]], axis=axis)
@@ -394,7 +396,7 @@ class RandomModel:
         known, axis = self._known_shape(x), self._int(0, len(s) - 1)
         if kind == "Expand":
             if len(s) == 5:
-                raise _NoFit
+                raise NoFit
             return self._op("Expand", [x, self._i64(2, *known)], [2, *s])
         if kind == "GatherElements":
             shape = [*known[:axis], 3, *known[axis + 1 :]]
@@ -438,7 +440,7 @@ class RandomModel:
             else self._pick([1, 2, 5, 8, 10, 16, 17, 24, 32, 48])
         )
         if made > 96:
-            raise _NoFit
+            raise NoFit
         taps = channels // groups * math.prod(window["kernel_shape"])
         inputs = [x, self._normal(made, channels // groups, *window["kernel_shape"], scale=taps**-0.5)]
         if self._chance(0.6):
@@ -454,7 +456,7 @@ class RandomModel:
         pads = [self._int(0, (k - 1) // 2) for k in kernel]
         spatial = [(self._size(d) - 1) * t + k - 2 * p for d, t, k, p in zip(s[2:], strides, kernel, pads)]
         if min(spatial) < 1:
-            raise _NoFit
+            raise NoFit
         groups = self._pick([1, 1, channels if channels <= 16 else 1])
         made = self._pick([1, 3, 8, 16])
         w = self._normal(channels, made, *kernel, scale=(channels * math.prod(kernel)) ** -0.5)
@@ -474,7 +476,7 @@ class RandomModel:
     def resize(self, x: str) -> str:
         s = self.shapes[x]
         if len(s) != 4:
-            raise _NoFit
+            raise NoFit
         factors = [self._pick([1, 2, 2, 3]) for _ in s[2:]]
         linear = self._chance(0.5)
         modes = ["half_pixel", "asymmetric", "align_corners"] if linear else ["asymmetric", "half_pixel"]

@@ -48,12 +48,14 @@ THREAD = ("thread",)
 @dataclass(frozen=True)
 class Isa:
     """What code is generated and compiled for: `options` as in the ``codegen`` slice (None: no tuned
-    kernels), and the CPU's name and features as the toolchain spells them."""
+    kernels), and the CPU's name and features as the toolchain spells them.  Constants are packed as for
+    `packing`, such options too, unless that is None."""
 
     options: Mapping[str, Any] | None
     cpu: str = "native"
     features: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+    packing: Mapping[str, Any] | None = None
 
 
 def _x86(bits: int, registers: int, dot: bool = False) -> dict[str, Any]:
@@ -64,6 +66,10 @@ ISAS = {
     "plain": Isa(None),
     "x86-64": Isa(_x86(128, 16), "x86_64"),
     "x86-64-v3": Isa(_x86(256, 16), "x86_64_v3", needs=("avx2", "fma")),
+    "x86-64 in a library for several": Isa(_x86(128, 16), "x86_64", packing=_x86(512, 32)),
+    "x86-64-v3 in a library for several": Isa(
+        _x86(256, 16), "x86_64_v3", needs=("avx2", "fma"), packing=_x86(512, 32, True)
+    ),
     "x86-64-v4": Isa(_x86(512, 32), "x86_64_v4", needs=("avx512vl", "avx512dq", "avx512bw")),
     "x86-64-v4-vnni": Isa(_x86(512, 32, True), "x86_64_v4", ("avx512vnni",), ("avx512_vnni", "avx512vl")),
 }
@@ -109,7 +115,8 @@ def schedule_of(model: onnx.ModelProto, chosen: Isa) -> Schedule:
     """A model lowered and scheduled for an instruction set."""
     graph = graph_of(model)
     integer.rewrite(graph)
-    return schedule(lower(graph), claims.for_device(chosen.options) if chosen.options is not None else None)
+    tuned = None if chosen.options is None else claims.for_device(chosen.options, chosen.packing)
+    return schedule(lower(graph), tuned)
 
 
 @dataclass

@@ -18,7 +18,8 @@ from cuvil.codegen import cmath
 from cuvil.codegen.c import C_TYPES, PRELUDE, CRenderer, literal
 from cuvil.ir import evaluate
 from cuvil.ir import expr as E
-from cuvil.ir.primitives import Builder, Program
+from cuvil.ir.builder import Builder
+from cuvil.ir.primitives import Program
 from cuvil.schedule.plan import schedule
 from cuvil.toolchain.compilers import Options, find
 from cuvil.toolchain.machine import Machine

@@ -34,6 +34,8 @@ def reference(random: RandomModel) -> list[np.ndarray]:
         ("x86-64", 200, 14),
         ("x86-64-v3", 300, 14),
         ("x86-64-v4-vnni", 400, 18),
+        ("x86-64 in a library for several", 500, 14),
+        ("x86-64-v3 in a library for several", 600, 14),
     ],
 )
 def test_random_models(name: str, first: int, steps: int, tmp_path: Path) -> None:

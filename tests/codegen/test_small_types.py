@@ -21,6 +21,7 @@ from cuvil.codegen.c import PRELUDE, c_type
 from cuvil.errors import UnsupportedError
 from cuvil.ir import expr as E
 from cuvil.ir import primitives
+from cuvil.ir.builder import Builder
 from cuvil.ir.expr import Expr, numpy_dtype
 from cuvil.ops.elementwise import power_of_two, saturated
 from cuvil.schedule.plan import schedule
@@ -123,7 +124,7 @@ Bodies = Mapping[str, Callable[..., Expr]]
 def case(name: str, bodies: Bodies, *arrays: Array) -> Case:
     """The program of `bodies`, each a function of the elements of `arrays` at one place."""
     program = primitives.Program(name)
-    builder = primitives.Builder(program)
+    builder = Builder(program)
     size = E.const(arrays[0].size)
     feeds = {f"x{n}": a for n, a in enumerate(arrays)}
     read = [builder.input(n, a.dtype.name, [size]) for n, a in feeds.items()]

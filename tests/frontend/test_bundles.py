@@ -71,7 +71,9 @@ def test_a_model_becomes_flat(tmp_path: Path) -> None:
 def test_what_is_absent_is_no_argument(tmp_path: Path) -> None:
     graph = imported(tmp_path, {"s": [], "o": None, "q": None})
     assert (graph.inputs, graph.outputs) == (["t"], ["T"])
-    assert [(b.name, b.items, b.at) for b in graph.input_bundles] == [("s", (), 1), ("o", None, 1), ("q", None, 1)]
+    assert [(b.name, b.items, b.at) for b in graph.input_bundles] == [
+        ("s", (), 1), ("o", None, 1), ("q", None, 1),
+    ]  # fmt: skip
     assert [(b.name, b.items, b.at) for b in graph.output_bundles] == [
         ("S", (), 0), ("O", None, 0), ("Q", None, 1),
     ]  # fmt: skip
@@ -112,8 +114,8 @@ def test_which_inputs_are_open() -> None:
 HOW = {
     "s": "is seq(float32): bind the shape of each item, with shapes {s: [[2, 3], [4, 3]]} or"
     " --shape 's=[[2,3],[4,3]]'",
-    "o": "is optional(float32): bind the shape, with shapes {o: [2, 3]} or --shape 'o=2,3'; o: null where it is"
-    " absent",
+    "o": "is optional(float32): bind the shape, with shapes {o: [2, 3]} or --shape 'o=2,3';"
+    " o: null where it is absent",
     "q": "is optional(seq(float32)): bind the shape of each item, with shapes {q: [[2, 3], [4, 3]]} or"
     " --shape 'q=[[2,3],[4,3]]'; q: null where it is absent",
 }

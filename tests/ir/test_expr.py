@@ -10,8 +10,9 @@ import pytest
 
 from cuvil.ir import evaluate
 from cuvil.ir import expr as E
+from cuvil.ir.builder import Builder, flatten, unflatten
 from cuvil.ir.expr import Expr
-from cuvil.ir.primitives import Builder, Program, flatten, unflatten
+from cuvil.ir.primitives import Program
 
 Point = dict[Expr, int]
 
@@ -258,3 +259,10 @@ def test_sizes_survive_narrow_types() -> None:
     assert E.cast(E.cast(i * 2, "int8"), "int64") is not i * 2
     assert E.minimum(s, 1_000_000_000) is s and E.maximum(1_000_000_000, s) is E.const(1_000_000_000)
     assert E.minimum(s, 1000) is not s
+
+
+def test_a_joined_loop_over_blocks_is_its_own_address() -> None:
+    f = E.var(15 * 28 * 28 * 16)
+    block, line = E.floordiv(f, 12544) * 12544, E.floordiv(E.mod(f, 12544), 448) * 448
+    assert block + line + E.floordiv(E.mod(f, 448), 16) * 16 + E.mod(f, 16) is f
+    assert E.floordiv(E.mod(f, 448), 14) * 16 + E.mod(f, 14) is not E.mod(f, 448)

@@ -11,8 +11,9 @@ import pytest
 
 from cuvil.ir import evaluate
 from cuvil.ir import expr as E
+from cuvil.ir.builder import Builder, flatten, unflatten
 from cuvil.ir.expr import Expr
-from cuvil.ir.primitives import Builder, Program, Value, flatten, unflatten
+from cuvil.ir.primitives import Program, Value
 
 Array = np.ndarray
 

@@ -12,8 +12,9 @@ from zoo.net import Net
 
 from cuvil.ir import expr as E
 from cuvil.ir import verify
+from cuvil.ir.builder import Builder
 from cuvil.ir.loops import Declare, For, Kernel, Store
-from cuvil.ir.primitives import Builder, Constant, Map, Program, Reduce, Value
+from cuvil.ir.primitives import Constant, Map, Program, Reduce, Value
 from cuvil.ir.verify import InternalError
 from cuvil.schedule import verify as schedules
 from cuvil.schedule.plan import Schedule

@@ -143,4 +143,39 @@ IFS: dict[str, Family] = {
         TRIPS,
         outputs=("y", "z"),
     ),
+    "a branch that reads from a cut": Family(
+        [
+            choose(
+                side(
+                    "t",
+                    [
+                        node("Slice", "x zero n", "q"),
+                        node("Gather", "q two", "g"),
+                        node("Add", "q g", "a"),
+                        node("Slice", "w zero n one", "u"),
+                        node("MatMul", "u a", "m"),
+                        node("Slice", "x zero m2 one", "r"),
+                        node("Add", "r x", "rx"),
+                        node("ReduceMax", "rx none", "t2"),
+                        node("Add", "m t2", "b"),
+                    ],
+                    Y,
+                    zero=i64(0),
+                    one=i64(1),
+                    two=np.array(2),
+                    none=i64(0),
+                ),
+                side("e", [node("Neg", "x", "b")], Y),
+            )
+        ],
+        {"x": f32(4, 3), "w": f32(2, 4)},
+        [
+            {"c": np.array(c), "n": i64(n), "m2": i64(m)}
+            for c, n, m in [(True, 4, 3), (True, 3, 1), (False, 0, 0), (False, 9, 2)]
+        ],
+        [
+            {"c": TRUE, "n": i64(0), "m2": i64(3)},
+            {"c": TRUE, "n": i64(4), "m2": i64(2)},
+        ],
+    ),
 }

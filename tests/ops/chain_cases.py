@@ -250,4 +250,32 @@ CHAINS: dict[str, Family] = {
         cuts(0),
         constants=NUMBERS,
     ),
+    "a convolution of cut channels": Family(
+        [cut("x", "a", axis="one"), node("Conv", "a w", "d"), node("ConvTranspose", "a u", "e")],
+        {"x": f32(1, 5, 6), "w": f32(2, 3, 3), "u": f32(3, 2, 2)},
+        cuts(3, -2),
+        cuts(2, 4, 0, 5),
+        outputs=("d", "e"),
+        constants=NUMBERS,
+    ),
+    "a window over a cut axis": Family(
+        [cut("x", "a", axis="two"), node("MaxPool", "a", kernel_shape=[3], strides=[2])],
+        {"x": f32(1, 2, 9)},
+        cuts(3, 4, 9),
+        cuts(0, 2),
+        constants=NUMBERS,
+    ),
+    "normalization of cut channels": Family(
+        [
+            cut("x", "a", axis="one"),
+            node("BatchNormalization", "a s t m v", "b"),
+            node("InstanceNormalization", "a s t", "c"),
+            node("LayerNormalization", "a w", "d", axis=1),
+        ],
+        {"x": f32(2, 5, 3), "w": f32(4, 3)},
+        cuts(4),
+        cuts(3, 5),
+        outputs=("b", "c", "d"),
+        constants={**NUMBERS, "s": f32(4), "t": f32(4), "m": f32(4), "v": np.abs(f32(4))},
+    ),
 }

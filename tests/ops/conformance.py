@@ -5,9 +5,11 @@ with names of cases (or beginnings of names) instead it prints how these fare.
 
 A case passes where all outputs agree with the suite's within the suite's tolerances, or for floats
 within `ULPS` units in the last place of the output's largest element (what cancels to near 0); types of
-8 bits and fewer, which are only moved and converted, must agree exactly.  Inputs
-that a lowering must know at compile time (axes, shapes) are inputs of the graph in these cases; such a
-case does not pass, but is tried once more with them as constants, which is recorded apart.
+8 bits and fewer, which are only moved and converted, must agree exactly.
+The number of items of a sequence, their shapes, whether an optional is present, and the shape of an input
+of unknown rank are those of the case's data.  Inputs that a lowering must know at compile time (axes, shapes,
+trip counts) are inputs of the graph in these cases; such a case does not pass, but is tried once more with
+them as constants, which is recorded apart.
 """
 
 from __future__ import annotations

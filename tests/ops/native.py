@@ -183,7 +183,8 @@ def call(name: str, s: Any, library: tuple[str, str], feeds: Mapping[str, Array]
             if size.op == "sym":
                 assert bound.setdefault(size.attr, actual) == actual
     shapes = [
-        (tuple(E.evaluate(E.capacity(n), bound) for n in v.shape), E.numpy_dtype(v.dtype)) for v in s.program.outputs
+        (tuple(E.evaluate(E.capacity(n), bound) for n in v.shape), E.numpy_dtype(v.dtype))
+        for v in s.program.outputs
     ]
     return Task(
         name,

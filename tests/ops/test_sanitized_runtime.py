@@ -1,5 +1,4 @@
-"""Run-time values and loops under gcc's sanitizers: no access outside of what the interface promises, whatever
-the values."""
+"""Run-time values and loops under gcc's sanitizers: whatever the values, no access outside of the buffers."""
 
 from __future__ import annotations
 

@@ -141,6 +141,50 @@ def loop(steps: int) -> Case:
     return model(nodes, feeds, {"y": "seq", "z": "tensor"}, constants), feeds
 
 
+def tensor_loop(known: bool) -> Case:
+    """A Loop of tensors whose body takes an item of an outer sequence at each step, and makes sequences."""
+    inputs = [
+        helper.make_tensor_value_info("i", TensorProto.INT64, []),
+        helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+        helper.make_tensor_value_info("sum", TensorProto.FLOAT, [2, 3]),
+    ]
+    outputs = [
+        helper.make_tensor_value_info("on", TensorProto.BOOL, []),
+        helper.make_tensor_value_info("new", TensorProto.FLOAT, [2, 3]),
+        helper.make_tensor_value_info("row", TensorProto.FLOAT, None),
+    ]
+    body = [
+        node("Identity", "go", "on"),
+        node("SequenceAt", "s i", "item"),
+        node("SequenceConstruct", "sum item", "pair"),
+        node("ConcatFromSequence", "pair", "both", axis=0, new_axis=1),
+        node("ReduceSum", "both zero", "new", keepdims=0),
+        node("SplitToSequence", "new", "rows", axis=0),
+        node("SequenceAt", "rows last", "row", name="last"),
+    ]
+    steps = {"n": np.array(2)}
+    feeds: Feeds = {"s": list(EQUAL), "x": EQUAL[0] + 1} | ({} if known else steps)
+    constants = {"zero": np.array([0]), "last": np.array(-1), "yes": np.array(True)}
+    constants |= steps if known else {}
+    graph = helper.make_graph(body, "body", inputs, outputs)
+    nodes = [node("Loop", "n yes x", "y z", body=graph)]
+    return model(nodes, feeds, {"y": "tensor", "z": "tensor"}, constants), feeds
+
+
+def chosen_optional(flag: bool) -> Case:
+    """An If whose branches both give an optional that is present."""
+
+    def branch(name: str, held: str) -> onnx.GraphProto:
+        kind = helper.make_optional_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, None))
+        made = helper.make_value_info(name, kind)
+        return helper.make_graph([node("Optional", held, name)], name, [], [made])
+
+    feeds: Feeds = {"c": np.array(flag), "a": RAGGED[0], "b": RAGGED[1]}
+    both = {"then_branch": branch("t", "a"), "else_branch": branch("e", "b")}
+    nodes = [node("If", "c", "o", **both), node("OptionalGetElement", "o")]
+    return model(nodes, feeds, {"y": "tensor"}), feeds
+
+
 def optional() -> Case:
     """An optional that is made, asked for and opened."""
     feeds: Feeds = {"x": np.float32([1, 2])}
@@ -175,7 +219,11 @@ CASES: dict[str, Case] = {
     "if false": chosen(False),
     "loop": loop(3),
     "loop without steps": loop(0),
+    "loop of tensors": tensor_loop(True),
+    "loop of tensors, steps of the run": tensor_loop(False),
     "optional": optional(),
+    "optional, if true": chosen_optional(True),
+    "optional, if false": chosen_optional(False),
 }
 
 

@@ -133,6 +133,9 @@ def test_configured_target() -> None:
     plain = configured(target, "none", 2)
     assert [plain.mode(d.name) for d in plain.devices] == ["none"] * 3
     assert [d.threads for d in plain.devices] == [2, 2, 1]
+    strict = configured(target, "profile", None, "strict")
+    assert {d.accuracy for d in strict.devices} == {"strict"}
+    assert {d.accuracy for d in target.devices} == {"default"}
     with pytest.raises(CuvilError, match=r"^threads=5: device 'big' has 4 cores$"):
         configured(target, "none", 5)
 

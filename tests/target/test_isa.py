@@ -67,3 +67,10 @@ def test_flags() -> None:
         "-mfloat-abi=hard",
         "-mfpu=neon-vfpv4",
     )
+
+
+def test_features_are_those_of_all_that_an_instruction_set_builds_on() -> None:
+    assert isa.features("x86-64") == ()
+    assert {"pni", "avx2", "avx512f"} <= {*isa.features("x86-64-v4")}
+    assert "avx_vnni" not in isa.features("x86-64-v4-vnni")
+    assert {name for name in isa.ISAS if not isa.features(name)} == {*isa.BASELINE.values()}

@@ -10,6 +10,7 @@ import yaml
 
 from cuvil.errors import TargetError
 from cuvil.target import profiles, schema
+from cuvil.target.isa import LEVELS
 
 HERE = Path(__file__).parent
 TARGETS = HERE.parent.parent / "targets"
@@ -80,6 +81,7 @@ EDITS: list[tuple[str, str, set[str]]] = [
     ("triple:", "toolchain: {optimization: Os}\ntriple:", {"cc"}),
     ("fma_units: 2", "cpu: cortex_a76, fma_units: 2", {"cc"}),
     ("cpus: 4-7", "cpus: 4-7, threads: 2", {"partition", "codegen"}),
+    ("cpus: 4-7", "cpus: 4-7, accuracy: strict", {"partition", "codegen"}),
     ("cpus: 4-7", "cpus: 3-6", {"codegen"}),
     ("latency: 100 ns", "latency: 90 ns", {"partition"}),
     ("2 GHz", "2000 MHz", set()),
@@ -111,6 +113,37 @@ def test_slice_of_one_device(tmp_path: Path) -> None:
         target.slice("compile")
 
 
+LEVELS_BOARD = """
+triple: x86_64-linux-gnu
+devices: {cpu0: {kind: cpu, isa: x86-64-v3, isa_levels: [x86-64, x86-64-v3, x86-64-v4-vnni], frequency: 2 GHz}}
+memories: {dram: {size: 2 GiB, bandwidth: 10 GB/s, latency: 100 ns}}
+"""
+
+
+def test_levels_in_the_slices(tmp_path: Path) -> None:
+    target = load(tmp_path, LEVELS_BOARD)
+    facts = target.slice("codegen")["devices"]["cpu0"]
+    least, stated, best = facts["levels"]
+    assert [x["isa"] for x in facts["levels"]] == ["x86-64", "x86-64-v3", "x86-64-v4-vnni"]
+    assert [x["vector_bits"] for x in facts["levels"]] == [128, 256, 512]
+    # one unit of 4 lanes, two of 8, two of 16
+    assert [x["peak_f32"] for x in facts["levels"]] == [16e9, 64e9, 128e9]
+    assert (least["peak_i8"], best["peak_i8"]) == (16e9, 4 * 128e9)
+    assert {key: facts[key] for key in stated} == stated
+    flags = target.slice("cc", "cpu0")["devices"]["cpu0"]
+    assert (flags["levels"], flags["gcc_flags"]) == (["x86-64", "x86-64-v3", "x86-64-v4-vnni"], ["-march=x86-64"])
+    alone = target.slice("cc", "cpu0", "x86-64-v3")["devices"]["cpu0"]
+    assert (alone["isa"], alone["gcc_flags"]) == ("x86-64-v3", ["-march=x86-64-v3"])
+    assert "levels" not in alone
+
+
+def test_levels_are_read_by_the_stages_that_make_code(tmp_path: Path) -> None:
+    before = load(tmp_path, LEVELS_BOARD)
+    after = load(tmp_path, LEVELS_BOARD.replace("x86-64-v4-vnni", "x86-64-v4"))
+    assert {s for s in schema.STAGES if before.slice(s) != after.slice(s)} == {"codegen", "cc"}
+    assert before.slice("cc", "cpu0", "x86-64") == after.slice("cc", "cpu0", "x86-64")
+
+
 @pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
 def test_profile(path: Path) -> None:
     assert path.read_text(encoding="utf-8").startswith("# yaml-language-server: $schema=schema.json\n")
@@ -129,7 +162,8 @@ def test_the_boards_that_ship() -> None:
     assert [d.cpus for d in schema.load("rk3588").devices] == [(4, 5, 6, 7), (0, 1, 2, 3), ()]
     assert schema.load("raspberry-pi-4").device("cpu0").peak_f32 == 12e9
     assert [d.memory for d in schema.load("xeon-2s").devices] == ["node0", "node1"]
-    assert schema.load("x86_64-unknown-linux-gnu").device("cpu0").isa == "x86-64"
+    generic = schema.load("x86_64-unknown-linux-gnu").device("cpu0")
+    assert (generic.isa, generic.isa_levels) == ("x86-64-v3", LEVELS["x86_64"])
 
 
 def test_schema_json_is_up_to_date() -> None:

@@ -73,6 +73,10 @@ class Net:
             producer_name="zoo",
         )
 
+    def __len__(self) -> int:
+        """The number of nodes so far."""
+        return len(self._nodes)
+
     # -- nodes ---------------------------------------------------------------------------
 
     def const(self, array: npt.NDArray[Any]) -> str:

@@ -15,14 +15,17 @@ from cuvil.schedule.group import Group
 from cuvil.schedule.nest import Nest
 from cuvil.schedule.place import Placer
 from cuvil.schedule.storage import Storage
+from cuvil.schedule.strips import Budget
 
 
 class TunedKernels:
     """Blocked layouts and packed contractions for one ISA (`cuvil.schedule.plan.Tuner`); where `machine` is
     given, Winograd convolutions that pay there."""
 
-    def __init__(self, shapes: Tiles, machine: winograd.Machine | None = None) -> None:
-        self.tiles, self.machine = shapes, machine
+    def __init__(
+        self, shapes: Tiles, machine: winograd.Machine | None = None, budget: Budget | None = None
+    ) -> None:
+        self.tiles, self.machine, self.budget = shapes, machine, budget
         self.contractions: dict[Value, pack.Contraction] = {}
         self.convolutions: dict[Value, winograd.Convolution] = {}
 
@@ -66,4 +69,7 @@ def for_device(options: Mapping[str, Any], packing: Mapping[str, Any] | None = N
     """The tuned kernels of a device, from its part of the ``codegen`` slice; they read constants as those
     for `packing`, another such part, pack them."""
     chosen = options if packing is None else packing
-    return TunedKernels(tiles(options, None if packing is None else tiles(packing)), winograd.machine(chosen))
+    cache = int(options.get("caches", {}).get("l2", 0))
+    budget = Budget(cache, int(options.get("threads", 1))) if cache else None
+    shapes = tiles(options, None if packing is None else tiles(packing))
+    return TunedKernels(shapes, winograd.machine(chosen), budget)

@@ -153,7 +153,7 @@ class _Builder:
             count = E.minimum(last.args[0] - t * tile, tile)
             return rows[:-1], [Rows(t, {last: t * tile}, (0,) * tile, last, count=count)]
         lines = static(rows[-2].args[0]) if len(rows) > 1 else None
-        across = static(self._row_step(rows[-2])) if len(rows) > 1 else None
+        across = self._line_step(rows[-2]) if len(rows) > 1 else None
         choices = []
         if size <= tile // 2 and lines is not None and lines > 1 and across is not None:
             for start, times, height in balanced(lines, max(tile // size, 1)):
@@ -207,6 +207,12 @@ class _Builder:
         found = step(self.storage, E.load(self.c.a.attr, args), variable)
         assert found is not None
         return found
+
+    def _line_step(self, variable: Expr) -> int | None:
+        """The step of a row variable that is not the innermost; None where lines are stored round."""
+        args = [E.substitute(i, self.mapping) for i in self.c.a.args]
+        found = step(self.storage, E.load(self.c.a.attr, args), variable)
+        return None if found is None else static(found)
 
     # --- k ---
 

@@ -23,18 +23,25 @@ from cuvil.schedule.fuse import is_contraction
 from cuvil.schedule.place import Placer, as_join, as_pad, as_reshape
 from cuvil.schedule.storage import Layout, Storage, blocked
 
+Readers = dict[Value, list[Value]]
+"""The values that read each value."""
+
 
 def assign(program: Program, storage: Storage, placer: Placer) -> None:
     """Choose the values that are stored in blocks of channels."""
     region: set[Value] = set()
     outputs = set(program.outputs)
+    readers: Readers = {v: [] for v in program.values}
+    for value in program.values:
+        for source in operands(value):
+            readers[source].append(value)
     for value in program.values:
         if value not in outputs and value.scan is None and _wants(value, region):
             region.add(value)
-            region.update(_made_for(program, value) - region - outputs)
+            region.update(_made_for(readers, value) - region - outputs)
     for value in region:
-        _keep_apart(program, storage, placer, value)
-        _leave_view(program, storage, placer, value, region)
+        _keep_apart(readers, storage, placer, value)
+        _leave_view(readers, storage, placer, value, region)
     for value in region:
         root = storage.root(value)
         if root in region:
@@ -72,7 +79,7 @@ def _along(e: E.Expr, channel: E.Expr) -> bool:
     return (e.args[1] - channel).is_const
 
 
-def _made_for(program: Program, value: Value) -> set[Value]:
+def _made_for(readers: Readers, value: Value) -> set[Value]:
     """The operand of a depthwise convolution, which takes as many channels at a time as its result, where
     nothing else reads it: a padded or normalised image."""
     d = value.definition
@@ -80,7 +87,7 @@ def _made_for(program: Program, value: Value) -> set[Value]:
         return set()
     loads = [e for e in definition_loads(value) if e.attr.rank == value.rank and e.args[1] is d.axes[1]]
     found = {e.attr for e in loads if isinstance(e.attr.definition, Map) and e.attr.scan is None}
-    return {s for s in found if all(v is value for v in program.values if s in operands(v))}
+    return {s for s in found if readers[s] == [value]}
 
 
 def _is_convolution(value: Value, d: Map | Reduce) -> bool:
@@ -92,28 +99,25 @@ def _is_convolution(value: Value, d: Map | Reduce) -> bool:
     return False
 
 
-def _keep_apart(program: Program, storage: Storage, placer: Placer, value: Value) -> None:
+def _keep_apart(readers: Readers, storage: Storage, placer: Placer, value: Value) -> None:
     """The parts of a concatenation that a contraction also reads on its own, and that start in the middle
     of a block, get memory of their own and are copied: tiles read whole blocks."""
     for part, axis, start in as_join(value) or ():
         placed = storage.placements.get(part)
         if axis != 1 or not (static(start) or 0) % BLOCK or placed is None or placed.host is not value:
             continue
-        if any(is_contraction(v) and part in operands(v) for v in program.values):
+        if any(map(is_contraction, readers[part])):
             del storage.placements[part]
             placer.joins.setdefault(value, []).append((part, axis, start))
 
 
-def _leave_view(
-    program: Program, storage: Storage, placer: Placer, value: Value, region: set[Value]
-) -> None:
+def _leave_view(readers: Readers, storage: Storage, placer: Placer, value: Value, region: set[Value]) -> None:
     """A value that lives in a reshaped one, row by row, but is also read as an image: the reshaped one
     becomes a copy."""
     placed = storage.placements.get(value)
     if placed is None or placed.host not in placer.views or as_reshape(placed.host) is not value:
         return
-    readers = [v for v in program.values if v is not placed.host and value in operands(v)]
-    if any(v in region or is_contraction(v) for v in readers):
+    if any(v is not placed.host and (v in region or is_contraction(v)) for v in readers[value]):
         del storage.placements[value]
         placer.views.discard(placed.host)
 

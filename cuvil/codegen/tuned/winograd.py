@@ -92,7 +92,7 @@ class Convolution:
         inputs, outputs: channels.
         height, width: of the outputs.
         line: elements of memory from one row of the inputs to the next.
-        panel: the transformed weights [position, input, output], in panels of `lanes` outputs.
+        panel: the transformed weights [position, input, output], in panels of `pitch` outputs.
         vectors: in a tile's row of the matrix product.
     """
 
@@ -105,7 +105,7 @@ class Convolution:
     width: int
     line: int
     panel: Value
-    lanes: int
+    pitch: int
     vectors: int
 
 
@@ -159,15 +159,16 @@ def choose(inputs: int, outputs: int, height: int, width: int, byte: float) -> i
     """The m of the fastest F(m x m, 3 x 3) for a layer, 0 where the direct convolution is about as fast.
 
     Each takes its operations and the time of reading its weights, here in operations: `byte` for each byte.
-    Channels count as whole blocks, and transforming an element of the inputs or the sums as `TRANSFORM`
-    operations.  With 210 GF and 12 operations a byte that is within 15 % of what was measured with 16 to
-    512 channels and maps of 7 to 96 (AVX-512).
+    Outputs, and what is transformed, count as whole blocks of channels; transforming an element of the inputs
+    or the sums counts as `TRANSFORM` operations.  With 210 GF and 12 operations a byte that is within 15 % of
+    what was measured with 16 to 512 channels and maps of 7 to 96 (AVX-512).
     """
     k, n = (-(-c // BLOCK) * BLOCK for c in (inputs, outputs))
-    best, least = 0, (18.0 * height * width + 36.0 * byte) * k * n / MIN_GAIN
+    products = float(inputs * n)
+    best, least = 0, (18.0 * height * width + 36.0 * byte) * products / MIN_GAIN
     for m in (4, 2):
         positions, tiles = (m + 2) ** 2, -(-height // m) * -(-width // m)
-        time = positions * (tiles * (2.0 * k * n + TRANSFORM * (k + n)) + 4.0 * k * n * byte)
+        time = positions * (tiles * (2.0 * products + TRANSFORM * (k + n)) + 4.0 * products * byte)
         if time < least:
             best, least = m, time
     return best
@@ -203,7 +204,7 @@ class _Builder:
         parts = min(self.items, -(-2 * on.threads // blocks)) if on.threads > 1 else 1
         self.share = -(-self.items // parts)
         slots = E.const(on.threads)
-        self.slot = E.var(slots, "slot") if on.threads > 1 else E.const(0)
+        self.slot = E.var(slots, "slot")
         self.lines = [-(-c.inputs // BLOCK) * self.tiles, self.share * self.tiles * self.lanes // BLOCK]
         self.lines = [n | 1 for n in self.lines]  # positions must not all fall on the same lines of a cache
         self.scratch = [
@@ -227,8 +228,7 @@ class _Builder:
         parallel = [v for v in (self.image, self.part, self.block_row, self.block_column) if v.op == "var"]
         writes = (*(v for v in self.group.members if v not in self.internal), *self.scratch)
         kernel = finish(name, parallel, body, self.group, writes, self.storage, "conv")
-        slot = self.slot if self.slot.op == "var" else None
-        return replace(kernel, reads=(*kernel.reads, c.panel), slot=slot)
+        return replace(kernel, reads=(*kernel.reads, c.panel), slot=self.slot)
 
     def _inputs(self) -> Stmt:
         """The inputs of the block, transformed."""
@@ -261,7 +261,8 @@ class _Builder:
         column = (self.part * self.share + item) * self.lanes
         body: list[Stmt] = []
         zero = E.const(0)
-        large, ahead = c.panel.array.size >= MIN_PREFETCH, c.inputs * max(self.lanes, c.lanes)
+        apart = c.inputs * c.pitch
+        ahead = c.inputs * max(self.lanes, c.pitch) if c.panel.array.size >= MIN_PREFETCH else 0
         for first in range(0, c.inputs, PIECE):
             count = min(PIECE, c.inputs - first)
             whole, rest = divmod(count, BLOCK)
@@ -272,8 +273,8 @@ class _Builder:
                 tile = number * height + start
                 kernel = Tile(
                     rows=tuple(BLOCK * i for i in range(height)), stride=False, nests=tuple(nests),
-                    vectors=c.vectors, width=self.shapes.width, ahead=ahead if large else 0,
-                    pitch=c.lanes, apart=c.inputs * c.lanes, adds=first > 0,
+                    vectors=c.vectors, width=self.shapes.width, ahead=ahead, pitch=c.pitch, apart=apart,
+                    adds=first > 0,
                 )  # fmt: skip
                 read = (self.slot, position, first // BLOCK * self.tiles + tile, zero)
                 written = (self.slot, position, (item * self.tiles + tile) * (self.lanes // BLOCK), zero)

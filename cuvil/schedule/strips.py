@@ -1,0 +1,380 @@
+"""Chains of kernels that run together, a strip of rows at a time.
+
+Where a tensor between two kernels does not fit in the cache, it goes to memory and back.  Kernels that
+each need only some rows of the one before can take turns instead: for each strip of rows of the last
+one's result, every kernel computes the rows that the strip needs and that are not there yet.  What
+passes between them then lives in a window of a few rows, stored round (row ``r`` at ``r % window``), so
+that it stays in the cache and takes little of the arena.  Threads take strips with windows of their own and
+compute the rows at the edge of neighbouring pieces again, so every element is the same for any number of
+threads.
+
+Cost rule: kernels are chained where the tensor between them exceeds `SHARE` of the cache.  The strip is
+as high as the windows of the chain fit in that share; a chain ends where not even `MIN_ROWS` would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from cuvil.ir import expr as E
+from cuvil.ir.expr import Expr
+from cuvil.ir.loops import Accumulate, Declare, Kernel, Micro, Store, expressions, walk
+from cuvil.ir.primitives import Map, Reduce, Value, definition_loads, elements, static
+from cuvil.schedule.group import Group
+from cuvil.schedule.place import Placer
+from cuvil.schedule.storage import Layout, Storage
+
+SHARE = 0.5
+"""Part of the second-level cache that a chain's windows may take."""
+
+MIN_ROWS = 2
+"""Rows of a strip below which kernels are called too often."""
+
+PIECES_PER_THREAD = 2
+"""Runs of strips that threads claim: enough to even out, few enough to compute few rows twice."""
+
+ROW = 2
+"""The axis of rows, in tensors [batch, channels, rows, columns]."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a device has for strips: bytes of a core's second-level cache, and threads."""
+
+    cache: int
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class Span:
+    """The rows ``[scale * y + low, scale * z + high)`` that rows ``[y, z)`` of a chain's result need;
+    what lies outside of the tensor is not there to be computed."""
+
+    scale: int = 1
+    low: int = 0
+    high: int = 0
+
+    def read(self, scale: int, first: int, last: int) -> Span:
+        """The rows that these rows read, each ``r`` from ``scale * r + first`` to ``scale * r + last``."""
+        low, high = scale * self.low + first, scale * (self.high - 1) + last + 1
+        return Span(scale * self.scale, low, high)
+
+    def moved(self, by: int) -> Span:
+        """The same rows where they are counted from row `by` on."""
+        return Span(self.scale, self.low - by, self.high - by)
+
+    def rows(self, height: int) -> int:
+        """The number of rows for `height` rows of the result."""
+        return self.scale * height + self.high - self.low
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One kernel of a chain: it has `rows` rows of `points` points each, of which a strip needs `span`; those
+    of all samples one after the other, or (`each`) the same points for any sample."""
+
+    rows: int
+    points: int
+    span: Span
+    each: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Strips:
+    """A chain of kernels that run strip by strip.
+
+    Attributes:
+        first: number of the first kernel; one stage for each kernel from there on.
+        windows: the root values that live in a window of rows, of which each thread has one.
+        rows: of the result; `height` of a strip.
+        batch: how often all of it is done, for one sample at a time.
+        pieces: runs of strips that threads share.
+    """
+
+    first: int
+    stages: tuple[Stage, ...]
+    windows: tuple[Value, ...]
+    rows: int
+    height: int
+    batch: Expr
+    threads: int
+    pieces: int
+
+    @property
+    def last(self) -> int:
+        """Number of the last kernel."""
+        return self.first + len(self.stages) - 1
+
+    @property
+    def count(self) -> int:
+        """Number of strips."""
+        return -(-self.rows // self.height)
+
+
+@dataclass(frozen=True, eq=False)
+class Link:
+    """A tensor between two groups: the value that the first writes, the root value that holds it (itself, or
+    itself with a border from row `offset` on), and the rows of the root that row ``r`` of the second reads,
+    ``scale * r + first`` to ``scale * r + last``."""
+
+    value: Value
+    root: Value
+    offset: int
+    scale: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """Groups that are to run in strips, and the links between them."""
+
+    groups: tuple[Group, ...]
+    links: tuple[Link, ...]
+    height: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of the result."""
+        return static(self.groups[-1].anchor.shape[ROW]) or 0
+
+    def spans(self) -> list[Span]:
+        """The rows of each link's root that a strip needs."""
+        return _spans(self.links)
+
+    def window(self, storage: Storage, number: int) -> Layout:
+        """The layout of a link's root: one sample, and as many rows as a strip needs."""
+        rows = self.spans()[number].rows(self.height)
+        layout = storage.layout(self.links[number].root)
+        return Layout(
+            tuple((a, d, {0: 1, ROW: rows}[a]) if a in (0, ROW) else (a, d, m) for a, d, m in layout.dims)
+        )
+
+
+def _spans(links: Sequence[Link]) -> list[Span]:
+    found: list[Span] = []
+    span = Span()
+    for link in reversed(links):
+        of_root = span.read(link.scale, link.first, link.last)
+        found.append(of_root)
+        span = of_root.moved(link.offset)
+    return found[::-1]
+
+
+def find(
+    groups: Sequence[Group],
+    readers: Mapping[Value, Sequence[Value]],
+    outputs: set[Value],
+    storage: Storage,
+    placer: Placer,
+    budget: Budget,
+) -> Iterator[Chain]:
+    """The chains worth running in strips, in order; no group is in two."""
+    room = SHARE * budget.cache
+    chain: list[Group] = []
+    links: list[Link] = []
+    height = 0
+    for before, group in zip([None, *groups], groups):
+        link = _link(before, group, readers, outputs, storage, placer) if before is not None else None
+        if link is not None and _bytes(storage, link.root) > room:
+            fits = _height([*links, link], group, storage, room)
+            if fits:
+                chain, links, height = [*(chain or [before]), group], [*links, link], fits  # type: ignore[list-item]
+                continue
+        if links:
+            yield Chain(tuple(chain), tuple(links), height)
+        chain, links = [], []
+    if links:
+        yield Chain(tuple(chain), tuple(links), height)
+
+
+def _bytes(storage: Storage, root: Value) -> float:
+    """Bytes of one sample of a root value."""
+    n = static(elements(storage.layout(root).extents(root.shape)[1:]))
+    return n * E.numpy_dtype(root.dtype).itemsize if n is not None else 0.0
+
+
+def _height(links: Sequence[Link], last: Group, storage: Storage, room: float) -> int:
+    """The rows of a strip whose windows fit in `room` bytes, strips being equal as far as can be; 0 where
+    there are too few, or so many that nothing is won."""
+    rows = static(last.anchor.shape[ROW]) or 0
+    each = [_bytes(storage, k.root) / (static(k.root.shape[ROW]) or 1) for k in links]
+    spans = _spans(links)
+    most = 0
+    for height in range(1, rows // 2 + 1):
+        if sum(n * s.rows(height) for n, s in zip(each, spans)) > room:
+            break
+        most = height
+    if most < MIN_ROWS:
+        return 0
+    return -(-rows // -(-rows // most))
+
+
+def _link(
+    before: Group,
+    group: Group,
+    readers: Mapping[Value, Sequence[Value]],
+    outputs: set[Value],
+    storage: Storage,
+    placer: Placer,
+) -> Link | None:
+    """What passes between two groups, where it is one tensor of rows that nothing else reads."""
+    value = before.anchor
+    written = [v for v in before.members if v in outputs or any(r not in before.members for r in readers[v])]
+    if written != [value] or value in outputs or not (before.is_pointwise and group.is_pointwise):
+        return None
+    root, offset = value, 0
+    if value in storage.placements:
+        root = storage.placements[value].host
+        low = static(placer.borders[root][1][ROW]) if root in placer.borders and root.rank == 4 else None
+        if low is None or root in storage.placements or placer.borders[root][0] is not value:
+            return None
+        offset = low
+    if root in placer.joins or root in outputs or not _is_image(root) or not _is_image(group.anchor):
+        return None
+    if root.shape[0] is not group.anchor.shape[0] or (static(group.anchor.shape[ROW]) or 0) < 2 * MIN_ROWS:
+        return None
+    inside = {root, *group.members}
+    if any(r not in inside for v in {value, root} for r in readers[v]):
+        return None
+    found = [rows for v in group.members for rows in _rows_read(v, root, storage)]
+    read = [rows for rows in found if rows is not None]
+    if not read or len(read) < len(found) or any(scale != read[0][0] for scale, _, _ in read):
+        return None
+    first, last = min(low for _, low, _ in read), max(high for *_, high in read)
+    return Link(value, root, offset, read[0][0], first, last)
+
+
+def _rows_read(v: Value, root: Value, storage: Storage) -> Iterator[tuple[int, int, int] | None]:
+    """For each load of `root`, (scale, first, last) where row ``r`` of `v` reads rows ``scale * r + first``
+    to ``scale * r + last`` of it, in the sample of its own; None where that is not so."""
+    d = v.definition
+    for e in definition_loads(v):
+        if storage.root(e.attr) is not root:
+            continue
+        if not isinstance(d, (Map, Reduce)) or v.rank != 4:
+            yield None
+            continue
+        at = storage.resolve(e.attr, e.args)[1]
+        first, terms = E.linear(at[ROW])
+        scale, last = terms.pop(d.axes[ROW], 0), first
+        taps = set(d.reduced) if isinstance(d, Reduce) else set()
+        for tap, step in terms.items():
+            reach = step * ((static(tap.args[0]) or 0) - 1) if tap in taps else None
+            if reach is None:
+                scale = 0
+                break
+            first, last = first + min(reach, 0), last + max(reach, 0)
+        own = at[0] is d.axes[0] or (static(v.shape[0]) == 1 and at[0].is_const)
+        yield (scale, first, last) if scale > 0 and own else None
+
+
+def _is_image(value: Value) -> bool:
+    return value.rank == 4 and all(static(n) is not None for n in value.shape[1:])
+
+
+def by_rows(kernel: Kernel, span: Span, rows: int, storage: Storage) -> tuple[Kernel, Stage] | None:
+    """The kernel with the points of a row side by side, in order of the `rows` that it writes, and what it is in
+    its chain; None where a point is not part of one row."""
+    row: Expr | None = None
+    batch: Expr | None = None
+    stores = [s for s in walk(kernel.body) if isinstance(s, Store) and s.target in kernel.writes]
+    for s in stores:
+        row = s.indices[ROW] if row is None else row
+        batch = s.indices[0] if s.indices[0].op == "var" else batch
+        if s.indices[ROW] is not row or row not in kernel.parallel or static(row.args[0]) != rows:
+            return None
+    micros = [s for s in walk(kernel.body) if isinstance(s, Micro) and s.writes[0] in kernel.writes]
+    if row is None or micros or kernel.slot is not None:
+        return None
+    if batch is not None and batch not in kernel.parallel:
+        return None
+    rest = [v for v in kernel.parallel if v not in (row, batch)]
+    points = static(E.product(v.args[0] for v in rest))
+    if points is None:
+        return None
+    each = batch is None or batch not in _used(kernel, storage)
+    outer = [row] if batch is None or each else [batch, row]
+    return replace(kernel, parallel=(*outer, *rest)), Stage(rows, points, span, each)
+
+
+def _used(kernel: Kernel, storage: Storage) -> set[Expr]:
+    """The variables that decide what a kernel computes, and where it lies in memory."""
+    local = {s.target for s in walk(kernel.body) if isinstance(s, Declare)}
+    stack: list[Expr] = []
+
+    def touch(value: Value, at: Sequence[Expr]) -> None:
+        stack.extend(at if value in local else [storage.address(value, at)[1]])
+
+    for s in walk(kernel.body):
+        if isinstance(s, (Store, Accumulate)):
+            touch(s.target, s.indices)
+            stack.append(s.value)
+        elif isinstance(s, Micro):
+            for value, at in (*s.reads, s.writes):
+                touch(value, at)
+            stack += s.arguments
+        else:
+            stack += expressions(s)
+    found: set[Expr] = set()
+    while stack:
+        e = stack.pop()
+        if e.op == "load":
+            touch(e.attr, e.args)
+        else:
+            found.add(e)
+            stack += e.args
+    return found
+
+
+Remake = Callable[[Kernel], Kernel]
+"""Builds a kernel anew, where the layout of what it reads or writes has changed."""
+
+
+def build(
+    chain: Chain, plain: Sequence[Kernel], first: int, remake: Remake, storage: Storage, budget: Budget
+) -> tuple[list[Kernel], Strips] | None:
+    """The kernels of a chain, and how they take turns.
+
+    Args:
+        plain: the kernels that run one after the other, the first of which has the number `first`.
+
+    Returns:
+        None where some kernel does not go row by row; nothing is changed then.
+    """
+    spans = chain.spans()
+    targets: list[tuple[Value, Span]] = []
+    for number, link in enumerate(chain.links):
+        targets.append((link.value, spans[number].moved(link.offset)))
+        if link.root is not link.value:
+            targets.append((link.root, spans[number]))
+    targets.append((chain.groups[-1].anchor, Span()))
+    if [k.writes for k in plain] != [(v,) for v, _ in targets]:
+        return None
+    before = {k.root: storage.layouts.get(k.root) for k in chain.links}
+    for number, link in enumerate(chain.links):
+        storage.layouts[link.root] = chain.window(storage, number)
+    kernels: list[Kernel] = []
+    stages: list[Stage] = []
+    for old, (value, span) in zip(plain, targets):
+        rows = static(value.shape[ROW]) or 0
+        made = by_rows(remake(old), span, rows, storage)
+        if made is None or _is_tuned(made[0]) != _is_tuned(old):
+            break
+        kernels.append(made[0])
+        stages.append(made[1])
+    if len(kernels) < len(plain):
+        for root, layout in before.items():
+            del storage.layouts[root]
+            storage.layouts.update({} if layout is None else {root: layout})
+        return None
+    threads = budget.threads
+    batch = chain.groups[-1].anchor.shape[0]
+    pieces = min(threads * PIECES_PER_THREAD if threads > 1 else 1, -(-chain.rows // chain.height))
+    roots = tuple(k.root for k in chain.links)
+    return kernels, Strips(first, tuple(stages), roots, chain.rows, chain.height, batch, threads, pieces)
+
+
+def _is_tuned(kernel: Kernel) -> bool:
+    return any(isinstance(s, Micro) for s in walk(kernel.body))
