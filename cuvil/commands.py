@@ -483,6 +483,7 @@ def _devices(target: Target, placed: Mapping[str, Any]) -> list[dict[str, Any]]:
             "name": d.name,
             "kind": d.kind,
             "isa": d.isa,
+            "isa_levels": list(d.isa_levels),
             "nodes": sum(len(s["nodes"]) for s in placed["segments"] if s["device"] == d.name),
             "segments": sum(s["device"] == d.name for s in placed["segments"]),
             "left_out": placed["left_out"].get(d.name),

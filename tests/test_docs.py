@@ -55,7 +55,7 @@ def test_every_command_and_option_is_in_the_manual(capsys: pytest.CaptureFixture
 
 
 def test_profile_of_the_manual(tmp_path: Path) -> None:
-    (example,) = blocks(ROOT / "docs" / "targets.md", "yaml")
+    example, _ = blocks(ROOT / "docs" / "targets.md", "yaml")
     (tmp_path / "board.yaml").write_text(example)
     big = load(tmp_path / "board.yaml").device("big")
     assert (big.cores, big.cpus, big.peak_f32) == (4, (4, 5, 6, 7), 19.2e9)

@@ -6,6 +6,7 @@ parallel loops.  This file knows expressions, statements and types; it knows no 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -207,8 +208,11 @@ class CRenderer:
         lines.append(f"static void {name}({', '.join([*parameters, 'cv_idx lo', 'cv_idx hi'])}) {{")
         lines.append("    for (cv_idx point = lo; point < hi; point++) {")
         lines += self._decode(kernel.parallel)
-        lines += self._block(kernel.body, 2)
-        lines += ["    }", "}"]
+        body = self._block(kernel.body, 2)
+        used = set(re.findall(r"\w+", " ".join(body)))
+        names = (self.scope.variables[v] for v in kernel.parallel)
+        lines += [f"        (void){n};" for n in names if n not in used]
+        lines += [*body, "    }", "}"]
         points = E.product(v.args[0] for v in kernel.parallel)
         return Function(kernel, name, "\n".join(lines) + "\n", roots, symbols, points, fields)
 

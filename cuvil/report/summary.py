@@ -112,7 +112,8 @@ def _latency(cost: Result) -> str:
 
 
 def _device(device: Result) -> str:
-    kind = f"{device['name']} ({device['isa']})"
+    levels = device["isa_levels"]
+    kind = f"{device['name']} ({f'{levels[0]} to {levels[-1]}' if levels else device['isa']})"
     if device["left_out"]:
         return f"{kind}: left out, {device['left_out']}"
     if not device["nodes"]:

@@ -8,31 +8,42 @@ that it stays in the cache and takes little of the arena.  Threads take strips w
 compute the rows at the edge of neighbouring pieces again, so every element is the same for any number of
 threads.
 
-Cost rule: kernels are chained where the tensor between them exceeds `SHARE` of the cache.  The strip is
-as high as the windows of the chain fit in that share; a chain ends where not even `MIN_ROWS` would.
+Cost rule: kernels are chained where the tensor between them exceeds `LARGE` of the cache; the strip is the
+highest whose windows take `SHARE` of it (at least `MIN_ROWS`, where these fit beside the weights).  Of the
+ways to cut a long run of kernels into chains, the one that keeps most bytes in windows is taken.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr
-from cuvil.ir.loops import Accumulate, Declare, Kernel, Micro, Store, expressions, walk
-from cuvil.ir.primitives import Map, Reduce, Value, definition_loads, elements, static
+from cuvil.ir.loops import Kernel, Micro, Store, walk
+from cuvil.ir.primitives import Map, Reduce, Value, definition_loads, elements, operands, static
 from cuvil.schedule.group import Group
 from cuvil.schedule.place import Placer
 from cuvil.schedule.storage import Layout, Storage
 
-SHARE = 0.5
-"""Part of the second-level cache that a chain's windows may take."""
+LARGE = 0.5
+"""Part of the second-level cache beyond which a tensor between two kernels is worth a window."""
+
+SHARE = 0.25
+"""Part of that cache that the windows of a chain take; a kernel's other operands want room too."""
 
 MIN_ROWS = 2
 """Rows of a strip below which kernels are called too often."""
 
+MAX_LINKS = 8
+"""Windows of a chain: the rows at the edges of pieces grow with them."""
+
 PIECES_PER_THREAD = 2
-"""Runs of strips that threads claim: enough to even out, few enough to compute few rows twice."""
+"""Runs of strips that threads claim, to even out what they do."""
+
+MAX_AGAIN = 0.1
+"""Part of a piece's rows that may be computed again at its edge; else each thread gets one piece."""
 
 ROW = 2
 """The axis of rows, in tensors [batch, channels, rows, columns]."""
@@ -79,6 +90,10 @@ class Stage:
     span: Span
     each: bool = False
 
+    def inside(self, row: int) -> int:
+        """`row`, kept among those that there are."""
+        return max(min(row, self.rows), 0)
+
 
 @dataclass(frozen=True, eq=False)
 class Strips:
@@ -110,6 +125,20 @@ class Strips:
     def count(self) -> int:
         """Number of strips."""
         return -(-self.rows // self.height)
+
+    def turns(self, piece: int) -> Iterator[list[range]]:
+        """For each strip of a piece, the rows that each kernel computes, as the generated code does."""
+        start, end = (self.count * p // self.pieces * self.height for p in (piece, piece + 1))
+        done = [0] * len(self.stages)
+        for y in range(start, min(end, self.rows), self.height):
+            z = min(y + self.height, end, self.rows)
+            turn = []
+            for i, stage in enumerate(self.stages):
+                scale = stage.span.scale
+                first = max(done[i], stage.inside(scale * y + stage.span.low))
+                done[i] = max(first, stage.inside(scale * z + stage.span.high))
+                turn.append(range(first, done[i]))
+            yield turn
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,22 +200,33 @@ def find(
     budget: Budget,
 ) -> Iterator[Chain]:
     """The chains worth running in strips, in order; no group is in two."""
-    room = SHARE * budget.cache
-    chain: list[Group] = []
-    links: list[Link] = []
-    height = 0
-    for before, group in zip([None, *groups], groups):
-        link = _link(before, group, readers, outputs, storage, placer) if before is not None else None
-        if link is not None and _bytes(storage, link.root) > room:
-            fits = _height([*links, link], group, storage, room)
-            if fits:
-                chain, links, height = [*(chain or [before]), group], [*links, link], fits  # type: ignore[list-item]
-                continue
-        if links:
-            yield Chain(tuple(chain), tuple(links), height)
-        chain, links = [], []
-    if links:
-        yield Chain(tuple(chain), tuple(links), height)
+    run: list[tuple[Group, Group, Link]] = []
+    for before, group in itertools.pairwise(groups):
+        link = _link(before, group, readers, outputs, storage, placer)
+        if link is not None and _bytes(storage, link.root) > LARGE * budget.cache:
+            run.append((before, group, link))
+        else:
+            yield from _cut(run, storage, budget)
+            run = []
+    yield from _cut(run, storage, budget)
+
+
+def _cut(run: Sequence[tuple[Group, Group, Link]], storage: Storage, budget: Budget) -> list[Chain]:
+    """A run of groups, each linked to the next, cut into chains so that most bytes are in windows."""
+    best: list[tuple[float, list[Chain]]] = [(0.0, [])]
+    for stop in range(1, len(run) + 1):
+        found = best[-1]  # link stop - 1 stays whole
+        kept = 0.0
+        for start in range(stop - 1, max(stop - MAX_LINKS, 0) - 1, -1):
+            links = [link for _, _, link in run[start:stop]]
+            kept += _bytes(storage, links[0].root)
+            groups = (run[start][0], *(group for _, group, _ in run[start:stop]))
+            height = _height(links, groups, storage, budget.cache)
+            before, chains = best[max(start - 1, 0)]  # the link before the chain stays whole
+            if height and before + kept > found[0]:
+                found = before + kept, [*chains, Chain(groups, tuple(links), height)]
+        best.append(found)
+    return best[-1][1]
 
 
 def _bytes(storage: Storage, root: Value) -> float:
@@ -195,20 +235,22 @@ def _bytes(storage: Storage, root: Value) -> float:
     return n * E.numpy_dtype(root.dtype).itemsize if n is not None else 0.0
 
 
-def _height(links: Sequence[Link], last: Group, storage: Storage, room: float) -> int:
-    """The rows of a strip whose windows fit in `room` bytes, strips being equal as far as can be; 0 where
-    there are too few, or so many that nothing is won."""
-    rows = static(last.anchor.shape[ROW]) or 0
+def _height(links: Sequence[Link], groups: Sequence[Group], storage: Storage, cache: int) -> int:
+    """The rows of a strip, strips being equal as far as can be; 0 where the windows do not fit in the cache
+    beside the constants, which each strip reads again."""
+    rows = static(groups[-1].anchor.shape[ROW]) or 0
     each = [_bytes(storage, k.root) / (static(k.root.shape[ROW]) or 1) for k in links]
     spans = _spans(links)
-    most = 0
-    for height in range(1, rows // 2 + 1):
-        if sum(n * s.rows(height) for n, s in zip(each, spans)) > room:
-            break
-        most = height
-    if most < MIN_ROWS:
-        return 0
-    return -(-rows // -(-rows // most))
+    constants = {v for g in groups for m in g.members for v in operands(m) if v.is_constant}
+    room = cache - sum(v.array.nbytes for v in constants)
+
+    def windows(height: int) -> float:
+        return sum(n * s.rows(height) for n, s in zip(each, spans))
+
+    most = MIN_ROWS if rows >= 2 * MIN_ROWS and windows(MIN_ROWS) <= room else 0
+    while most and most < rows // 2 and windows(most + 1) <= min(SHARE * cache, room):
+        most += 1
+    return -(-rows // -(-rows // most)) if most else 0
 
 
 def _link(
@@ -267,16 +309,17 @@ def _rows_read(v: Value, root: Value, storage: Storage) -> Iterator[tuple[int, i
                 break
             first, last = first + min(reach, 0), last + max(reach, 0)
         own = at[0] is d.axes[0] or (static(v.shape[0]) == 1 and at[0].is_const)
-        yield (scale, first, last) if scale > 0 and own else None
+        dense = first < last and any(tap in E.variables(at[1]) for tap in taps)  # its tiles read across rows
+        yield (scale, first, last) if scale > 0 and own and not dense else None
 
 
 def _is_image(value: Value) -> bool:
     return value.rank == 4 and all(static(n) is not None for n in value.shape[1:])
 
 
-def by_rows(kernel: Kernel, span: Span, rows: int, storage: Storage) -> tuple[Kernel, Stage] | None:
-    """The kernel with the points of a row side by side, in order of the `rows` that it writes, and what it is in
-    its chain; None where a point is not part of one row."""
+def by_rows(kernel: Kernel, span: Span, rows: int) -> tuple[Kernel, Stage] | None:
+    """The kernel with the points of a row side by side, in order of the `rows` that it writes, and what it is
+    in its chain; None where a point is not part of one row."""
     row: Expr | None = None
     batch: Expr | None = None
     stores = [s for s in walk(kernel.body) if isinstance(s, Store) and s.target in kernel.writes]
@@ -294,38 +337,8 @@ def by_rows(kernel: Kernel, span: Span, rows: int, storage: Storage) -> tuple[Ke
     points = static(E.product(v.args[0] for v in rest))
     if points is None:
         return None
-    each = batch is None or batch not in _used(kernel, storage)
-    outer = [row] if batch is None or each else [batch, row]
-    return replace(kernel, parallel=(*outer, *rest)), Stage(rows, points, span, each)
-
-
-def _used(kernel: Kernel, storage: Storage) -> set[Expr]:
-    """The variables that decide what a kernel computes, and where it lies in memory."""
-    local = {s.target for s in walk(kernel.body) if isinstance(s, Declare)}
-    stack: list[Expr] = []
-
-    def touch(value: Value, at: Sequence[Expr]) -> None:
-        stack.extend(at if value in local else [storage.address(value, at)[1]])
-
-    for s in walk(kernel.body):
-        if isinstance(s, (Store, Accumulate)):
-            touch(s.target, s.indices)
-            stack.append(s.value)
-        elif isinstance(s, Micro):
-            for value, at in (*s.reads, s.writes):
-                touch(value, at)
-            stack += s.arguments
-        else:
-            stack += expressions(s)
-    found: set[Expr] = set()
-    while stack:
-        e = stack.pop()
-        if e.op == "load":
-            touch(e.attr, e.args)
-        else:
-            found.add(e)
-            stack += e.args
-    return found
+    outer = [row] if batch is None else [batch, row]
+    return replace(kernel, parallel=(*outer, *rest)), Stage(rows, points, span, batch is None)
 
 
 Remake = Callable[[Kernel], Kernel]
@@ -359,7 +372,7 @@ def build(
     stages: list[Stage] = []
     for old, (value, span) in zip(plain, targets):
         rows = static(value.shape[ROW]) or 0
-        made = by_rows(remake(old), span, rows, storage)
+        made = by_rows(remake(old), span, rows)
         if made is None or _is_tuned(made[0]) != _is_tuned(old):
             break
         kernels.append(made[0])
@@ -369,9 +382,10 @@ def build(
             del storage.layouts[root]
             storage.layouts.update({} if layout is None else {root: layout})
         return None
-    threads = budget.threads
-    batch = chain.groups[-1].anchor.shape[0]
-    pieces = min(threads * PIECES_PER_THREAD if threads > 1 else 1, -(-chain.rows // chain.height))
+    batch, threads = chain.groups[-1].anchor.shape[0], budget.threads
+    again = max(s.rows(0) / s.scale for s in spans) * threads * PIECES_PER_THREAD / chain.rows
+    pieces = threads * (PIECES_PER_THREAD if again <= MAX_AGAIN else 1) if threads > 1 else 1
+    pieces = min(pieces, -(-chain.rows // chain.height))
     roots = tuple(k.root for k in chain.links)
     return kernels, Strips(first, tuple(stages), roots, chain.rows, chain.height, batch, threads, pieces)
 

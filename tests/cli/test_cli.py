@@ -400,7 +400,8 @@ def test_int8_without_calibration(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert run(*argv, "--enable-quantization", "int8", "--io-format", "nhwc", "--keep", str(tmp_path)) == 0
     note = "note: no calibration data: ranges are found at run time; --calibration makes int8 faster\n"
     assert note in capsys.readouterr().err
-    assert "int32_t *restrict acc" in (tmp_path / "codegen" / "digits_cpu0.c").read_text()
+    assert "int32_t *restrict acc" in (tmp_path / "codegen" / "digits_cpu0_x86_64_v3.c").read_text()
+    assert "dpbusd" in (tmp_path / "codegen" / "digits_cpu0_x86_64_v4_vnni.c").read_text()
 
 
 def test_partition(capsys: pytest.CaptureFixture[str]) -> None:

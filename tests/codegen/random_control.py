@@ -23,7 +23,7 @@ class RandomControl(RandomModel):
     _taken = 0
 
     def _candidates(self, x: str) -> list[Callable[[str], str | list[str]]]:
-        more: list[Callable[[str], str | list[str]]] = [self.scan, self.scan, self.loop]
+        more: list[Callable[[str], str | list[str]]] = [self.scan, self.scan, self.scan, self.loop, self.loop]
         if self._taken < MOST:
             more += [self.cut, self.cut, self.reduced, self.reshaped, self.tiled, self.padded, self.largest]
         return [*super()._candidates(x), *more]
@@ -104,7 +104,8 @@ class RandomControl(RandomModel):
         last = s[-1] if s else "none"
         kind = self._pick(["tanh", "mean", "softmax", "matmul", "relu", "swap"])
         if kind == "mean" and s:
-            y = op("Sub", y, op("ReduceMean", y, self._i64(-1), keepdims=1))
+            mean = op("ReduceMean", y, self._i64(-1), keepdims=1)
+            y = op("Sub", y, op("Mul", mean, self._f32(0.5)))  # the whole mean leaves nothing but rounding
         elif kind == "softmax" and s:
             y = op("Softmax", y, axis=-1)
         elif kind == "matmul" and len(s) > 1 and isinstance(last, int) and last <= 40:

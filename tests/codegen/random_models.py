@@ -56,11 +56,12 @@ class RandomModel:
                     self.live.append(y)
         computed = [v for v in self.live if v not in self._inputs] or [self._like("Relu", self.live[0])]
         outputs = [computed[-1], *(v for v in computed[:-1] if self._chance(0.12))]
+        numbers = self._numbers.items()
         graph = helper.make_graph(
             self._nodes,
             f"random{seed}",
             [helper.make_tensor_value_info(n, TensorProto.FLOAT, self.shapes[n]) for n in self._inputs]
-            + [helper.make_tensor_value_info(n, TensorProto.INT64, a.shape) for n, a in self._numbers.items()],
+            + [helper.make_tensor_value_info(n, TensorProto.INT64, a.shape) for n, a in numbers],
             [onnx.ValueInfoProto(name=n) for n in dict.fromkeys(outputs)],
             self._constants,
         )

@@ -42,10 +42,17 @@ def matrices(m: int) -> tuple[Matrix, Matrix, Matrix]:
 
 
 def weights(m: int, taps: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Weights [outputs, inputs, 3, 3] transformed, [(m + 2)^2, inputs, outputs]: in float64, rounded once."""
+    """Weights [outputs, inputs, 3, 3] transformed, [(m + 2)^2, inputs, outputs]: in float64, rounded once;
+    sums are written out, for those of a BLAS library differ from machine to machine."""
     g = matrices(m)[1]
-    u = np.einsum("ia,ocab,jb->ijco", g, taps.astype(np.float64), g, optimize=True)
-    return np.asarray(u.reshape((m + 2) ** 2, *u.shape[2:]), np.float32)
+    n = m + 2
+    w = np.ascontiguousarray(taps.transpose(2, 3, 1, 0), np.float64)
+    result = np.empty((n * n, *w.shape[2:]), np.float32)
+    for i in range(n):
+        row = g[i, 0] * w[0] + g[i, 1] * w[1] + g[i, 2] * w[2]
+        for j in range(n):
+            result[i * n + j] = g[j, 0] * row[0] + g[j, 1] * row[1] + g[j, 2] * row[2]
+    return result
 
 
 @dataclass(frozen=True)
