@@ -119,11 +119,11 @@ def device_code(
         only = schedules(claims.for_device(options) if tuned else None)
         return program.render([program.Part(s, f"{stem}_s{k}") for k, s in zip(pieces, only)], stem, threads)
     best = [*levels.values()][-1]
-    made: dict[str, list[Schedule]] = {}
-    for name, facts in reversed(levels.items()):
-        same = dispatch.twin(name, made)
-        made[name] = made[same] if same else schedules(claims.for_device(facts, best) if tuned else None)
-    return dispatch.combine({name: made[name] for name in levels}, [*pieces], stem, threads)
+
+    def of_level(name: str) -> list[Schedule]:
+        return schedules(claims.for_device(levels[name], best) if tuned else None)
+
+    return dispatch.combine([*levels], of_level, [*pieces], stem, threads)
 
 
 @expr.fresh()

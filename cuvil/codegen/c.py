@@ -209,10 +209,8 @@ class CRenderer:
         lines.append("    for (cv_idx point = lo; point < hi; point++) {")
         lines += self._decode(kernel.parallel)
         body = self._block(kernel.body, 2)
-        used = set(re.findall(r"\w+", " ".join(body)))
-        names = (self.scope.variables[v] for v in kernel.parallel)
-        lines += [f"        (void){n};" for n in names if n not in used]
-        lines += [*body, "    }", "}"]
+        unused = {self.scope.variables[v] for v in kernel.parallel} - {*re.findall(r"\w+", " ".join(body))}
+        lines += [*(f"        (void){n};" for n in sorted(unused)), *body, "    }", "}"]
         points = E.product(v.args[0] for v in kernel.parallel)
         return Function(kernel, name, "\n".join(lines) + "\n", roots, symbols, points, fields)
 

@@ -8,15 +8,16 @@ first call; neither needs a library.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cuvil import __version__
 from cuvil.codegen.c import PRELUDE
 from cuvil.codegen.names import level_stem
-from cuvil.codegen.program import DeviceCode, Part, parameters, prototype, render
+from cuvil.codegen.program import DeviceCode, Part, declaration, parameters, render
 from cuvil.codegen.weights import Weights
+from cuvil.ir.expr import aside
 from cuvil.ir.loops import Micro, walk
 from cuvil.schedule.plan import Schedule
 from cuvil.target.isa import ISAS, features
@@ -82,61 +83,105 @@ def function(stem: str) -> str:
     return f"{stem}_isa_level"
 
 
-def twin(level: str, made: Mapping[str, Sequence[Schedule]]) -> str:
-    """The better level among `made` whose schedules serve `level` as they are, "" where there is none: it
-    differs in nothing but dot products of bytes, and has no use for them."""
-    own = ISAS[level]
-    for name, schedules in made.items():
-        other = ISAS[name]
-        alike = replace(other, dot_i8=False, name=own.name, zig_cpu=own.zig_cpu, gcc=own.gcc) == own
-        if other.dot_i8 and alike and not any(_has_dot_products(s) for s in schedules):
-            return name
-    return ""
-
-
-def _has_dot_products(schedule: Schedule) -> bool:
-    tiles = (s.kernel for kernel in schedule.kernels for s in walk(kernel.body) if isinstance(s, Micro))
-    return any(getattr(tile, "dot", False) for tile in tiles)
-
-
 def combine(
-    levels: Mapping[str, Sequence[Schedule]], numbers: Sequence[int], stem: str, threads: int = 1
+    levels: Sequence[str],
+    make: Callable[[str], Sequence[Schedule]],
+    numbers: Sequence[int],
+    stem: str,
+    threads: int = 1,
 ) -> DeviceCode:
     """The code of a device for several instruction sets.
 
+    A level that differs from the next lesser one in dot products of bytes alone, and has no use for them,
+    runs that one's code.
+
     Args:
-        levels: instruction set, from the least to the best -> the segments' schedules for it; two with one
-            list between them have the code of the lesser.
+        levels: the instruction sets, from the least to the best.
+        make: makes the segments' schedules for one of them.  They are rendered before the next are made: each
+            set holds all weights.
         numbers: the segments' numbers in the whole program.
         stem: prefix of the symbols that the rest of the library calls.
         threads: as in `program.render`.
     """
     weights = Weights(f"{stem}_weights")
-    runs = {name: next(n for n in levels if levels[n] is levels[name]) for name in levels}
-    parts = {
-        name: [Part(s, f"{level_stem(stem, name)}_s{k}") for k, s in zip(numbers, levels[name])]
-        for name in dict.fromkeys(runs.values())
-    }
-    made: dict[str, DeviceCode] = {}
-    for name in reversed(parts):  # the best has its constants in its own order
-        made[name] = render(parts[name], level_stem(stem, name), threads, weights)
-    best = [*parts][-1]
+    made: dict[str, _Level] = {}
+    runs: dict[str, str] = {}
+    for position in reversed(range(len(levels))):  # the best has its constants in its own order
+        if levels[position] not in runs:
+            level = _level(levels, position, make, numbers, stem, threads, weights)
+            made[level.name] = level
+            runs[levels[position]] = runs[level.name] = level.name
+    best = made[runs[levels[-1]]]
+    used = [made[name] for name in levels if name in made]
     symbols = [f"{stem}_s{k}" for k in numbers]
-    plans = {name: made[name].plan["segments"] for name in parts}
-    plan = {
-        **made[best].plan,
-        "segments": [
-            _segment([plans[name][i] for name in parts], symbol, prototype(part.schedule, symbol))
-            for i, (symbol, part) in enumerate(zip(symbols, parts[best]))
-        ],
-        "levels": [{"isa": name, "runs": runs[name], "segments": plans.get(name, [])} for name in levels],
-        "libm": any(code.plan["libm"] for code in made.values()),
-    }
+    declared = [declaration(symbol, signature) for symbol, signature in zip(symbols, best.signatures)]
     data = weights.data
-    plan["weights_bytes"] = len(data)
-    sources = {n: made[n].source if n in made else _note(stem, n, runs[n]) for n in levels}
-    chooser = _chooser([parts[runs[name]] for name in levels], [*levels], stem, symbols)
+    plan = {
+        **best.code.plan,
+        "segments": [
+            _segment([x.code.plan["segments"][i] for x in used], symbols[i], declared[i])
+            for i in range(len(symbols))
+        ],
+        "levels": [
+            {
+                "isa": name,
+                "runs": runs[name],
+                "segments": made[name].code.plan["segments"] if name in made else [],
+            }
+            for name in levels
+        ],
+        "weights_bytes": len(data),
+        "libm": any(x.code.plan["libm"] for x in used),
+    }
+    sources = {n: made[n].code.source if n in made else _note(stem, n, runs[n]) for n in levels}
+    chooser = _chooser([(name, made[runs[name]]) for name in levels], stem, symbols)
     return DeviceCode(chooser, data, weights.symbol if data else "", plan, sources)
+
+
+@dataclass(frozen=True)
+class _Level:
+    """The code for an instruction set.
+
+    Attributes:
+        symbols, signatures: of the segments' functions (`program.parameters`).
+    """
+
+    name: str
+    code: DeviceCode
+    symbols: Sequence[str]
+    signatures: Sequence[Sequence[tuple[str, str]]]
+
+
+def _level(
+    levels: Sequence[str],
+    position: int,
+    make: Callable[[str], Sequence[Schedule]],
+    numbers: Sequence[int],
+    stem: str,
+    threads: int,
+    weights: Weights,
+) -> _Level:
+    """The code for ``levels[position]``, under the next lesser one's name where that can run it."""
+    with aside():
+        name = levels[position]
+        schedules = make(name)
+        lesser = levels[position - 1] if position else name
+        if _differ_in_dot_products(lesser, name) and not any(map(_has_dot_products, schedules)):
+            name = lesser
+        parts = [Part(s, f"{level_stem(stem, name)}_s{k}") for k, s in zip(numbers, schedules)]
+        code = render(parts, level_stem(stem, name), threads, weights)
+        return _Level(name, code, [p.symbol for p in parts], [parameters(s) for s in schedules])
+
+
+def _differ_in_dot_products(level: str, better: str) -> bool:
+    own, other = ISAS[level], ISAS[better]
+    alike = replace(other, dot_i8=False, name=own.name, zig_cpu=own.zig_cpu, gcc=own.gcc) == own
+    return other.dot_i8 and alike
+
+
+def _has_dot_products(schedule: Schedule) -> bool:
+    tiles = (s.kernel for kernel in schedule.kernels for s in walk(kernel.body) if isinstance(s, Micro))
+    return any(getattr(tile, "dot", False) for tile in tiles)
 
 
 def _note(stem: str, level: str, runs: str) -> str:
@@ -156,9 +201,9 @@ def _segment(levels: Sequence[Mapping[str, Any]], symbol: str, declared: str) ->
     return {**best, "symbol": symbol, "prototype": declared, "workspace": need, "symbol_limit": limit}
 
 
-def _chooser(
-    levels: Sequence[Sequence[Part]], names: Sequence[str], stem: str, symbols: Sequence[str]
-) -> str:
+def _chooser(levels: Sequence[tuple[str, _Level]], stem: str, symbols: Sequence[str]) -> str:
+    """The C file that chooses between `levels`: each by its name, with the code that it runs."""
+    names = [name for name, _ in levels]
     listed = ", ".join(f"{i} {name}" for i, name in enumerate(names))
     lines = [f"/* Generated by Cuvil {__version__}; do not edit. */\n", PRELUDE, _CPU]
     lines.append(f"/* Whether this machine runs level {listed}. */")
@@ -169,13 +214,13 @@ def _chooser(
     lines += ["    while (level > 0 && !cv_runs(level)) level--;", "    return level;", "}"]
     lines.append(_CHOICE % {"name": function(stem), "count": len(names)})
     for i, symbol in enumerate(symbols):
-        parts = [level[i] for level in levels]
-        lines += dict.fromkeys(f"{prototype(p.schedule, p.symbol)};" for p in parts)
-        head = prototype(parts[-1].schedule, symbol)
-        passed = ", ".join(name for _, name in parameters(parts[-1].schedule))
+        functions = [level.symbols[i] for _, level in levels]
+        signature = levels[-1][1].signatures[i]
+        lines += [f"{declaration(f, signature)};" for f in dict.fromkeys(functions)]
+        head, passed = declaration(symbol, signature), ", ".join(name for _, name in signature)
         lines += [f"{head};", f"{head} {{", "    switch (cv_level()) {"]
-        lines += [f"    case {n}: return {p.symbol}({passed});" for n, p in enumerate(parts) if n]
-        lines += [f"    default: return {parts[0].symbol}({passed});", "    }", "}"]
+        lines += [f"    case {n}: return {f}({passed});" for n, f in enumerate(functions) if n]
+        lines += [f"    default: return {functions[0]}({passed});", "    }", "}"]
     return "\n".join(lines) + "\n"
 
 

@@ -52,9 +52,10 @@ def render(
 ) -> DeviceCode:
     """The code of a device that runs `parts` on `threads` threads; symbols start with `prefix`.
 
-    The constants are added to `weights`, by default an array of the code's own.
+    The constants are added to `weights` where it is given, and are part of the code where not.
     """
     renderer = CRenderer()
+    own = weights is None
     weights = weights or Weights(f"{prefix}_weights")
     bodies: list[str] = []
     segments = []
@@ -82,7 +83,7 @@ def render(
         head.append(f'extern __attribute__((visibility("hidden"))) const unsigned char {symbol}[];\n')
     if not parts:
         head.append(f'const char {prefix}_note[] = "no part of the model runs on this device";\n')
-    data = weights.data
+    data = weights.data if own else b""
     plan = {"segments": segments, "weights_bytes": len(data), "libm": renderer.libm}
     return DeviceCode("\n".join(head + bodies), data, symbol, plan)
 
@@ -101,7 +102,12 @@ def _hint(origin: tuple[str, ...]) -> str:
 
 def prototype(s: Schedule, symbol: str) -> str:
     """The C prototype of a segment's function, without the semicolon."""
-    return f"int {symbol}({', '.join(kind + name for kind, name in parameters(s))})"
+    return declaration(symbol, parameters(s))
+
+
+def declaration(symbol: str, signature: Sequence[tuple[str, str]]) -> str:
+    """The C prototype of a function that returns an int, without the semicolon."""
+    return f"int {symbol}({', '.join(kind + name for kind, name in signature)})"
 
 
 def parameters(s: Schedule) -> list[tuple[str, str]]:

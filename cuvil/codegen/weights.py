@@ -34,5 +34,5 @@ class Weights:
 
     @property
     def data(self) -> bytes:
-        """The bytes, with some at the end that a tile may read beyond the last constant."""
-        return b"".join(self._places) + bytes(aligned(1) if self._size else 0)
+        """The bytes of all that was added, with some at the end that a tile may read beyond them."""
+        return b"".join([*self._places, bytes(aligned(1) if self._size else 0)])

@@ -165,7 +165,8 @@ def features(
         nominal[_INDEX["dram"]] = far.total / device.bandwidth
         plain = (work.slots - work.dot_slots) / device.peak
         nominal[_INDEX[f"eta.{tag_of(kernel)}"]] = (plain + work.dot_slots / device.peak_i8) / cores
-        counted = work.flops + work.epilogue_flops
+        done = work.slots + work.scalar_slots  # less than what is counted where an algorithm saves some
+        counted = min(work.flops + work.epilogue_flops, done)
         rate = device.peak * cores * device.parameters.boost
         floor = max(counted / rate, far.total / device.bandwidth)
         result.append(Features(kernel, work, far.total, nominal, floor))

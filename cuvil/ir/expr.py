@@ -14,6 +14,7 @@ apart they would import each other in a ring.
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -208,9 +209,17 @@ def aside() -> Iterator[None]:
 # --- leaves -------------------------------------------------------------------------------------
 
 
+@functools.cache
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
     """The numpy type of a dtype name, the `ml_dtypes` ones included."""
     return np.dtype(getattr(ml_dtypes, dtype)) if hasattr(ml_dtypes, dtype) else np.dtype(dtype)
+
+
+@functools.cache
+def integer_range(dtype: str) -> tuple[int, int]:
+    """The least and the largest number of an integer type."""
+    info = ml_dtypes.iinfo(numpy_dtype(dtype))
+    return int(info.min), int(info.max)
 
 
 def is_float(dtype: str) -> bool:
@@ -227,10 +236,9 @@ def const(value: Number, dtype: str = INDEX) -> Expr:
             plain = float(numpy_dtype(dtype).type(value))
     else:
         plain = int(value)
-        info = ml_dtypes.iinfo(numpy_dtype(dtype))
-        if not info.min <= plain <= info.max:
-            span = int(info.max) - int(info.min) + 1
-            plain = (plain - int(info.min)) % span + int(info.min)
+        low, high = integer_range(dtype)
+        if not low <= plain <= high:
+            plain = (plain - low) % (high - low + 1) + low
     key = ("nan",) if plain != plain else (str(plain), type(plain).__name__)
     return _node("const", dtype, (), plain, key)
 
@@ -304,8 +312,8 @@ def _range(e: Expr) -> tuple[float, float]:
     if e.op == "max":
         return max(a.lo for a in e.args), max(a.hi for a in e.args)
     if e.op == "cast" and e.args[0].dtype.startswith(("int", "uint")):
-        info = ml_dtypes.iinfo(numpy_dtype(e.args[0].dtype))
-        return float(info.min), float(info.max)
+        low, high = integer_range(e.args[0].dtype)
+        return float(low), float(high)
     if e.op == "select":
         return min(e.args[1].lo, e.args[2].lo), max(e.args[1].hi, e.args[2].hi)
     return -INF, INF
@@ -641,6 +649,8 @@ def binary(op: str, a: Operand, b: Operand) -> Expr:
         if upper_bound(b - a) <= 0:
             return b if op == "min" else a
         for low, high in ((a, b), (b, a)):
+            if high.op in ("min", "max") and low in high.args:
+                return high if high.op == op else low
             if high.is_const and _bounds(low)[1] <= high.attr:
                 return low if op == "min" else high
     if op in ("div", "mul") and b.is_const and b.attr == 1:

@@ -62,6 +62,10 @@ class Node:
         """The graphs among the attributes (If, Loop, Scan)."""
         return (value for value in self.attrs.values() if isinstance(value, Graph))
 
+    def reads(self) -> list[str]:
+        """The values that it reads, also from inside its subgraphs, each once."""
+        return [name for name in dict.fromkeys([*self.inputs, *captured(self)]) if name]
+
 
 @dataclass(frozen=True)
 class Bundle:
@@ -110,9 +114,8 @@ class Graph:
         """The nodes that read each value, also from inside their subgraphs, in order."""
         readers: dict[str, list[Node]] = {}
         for node in self.nodes:
-            for name in dict.fromkeys([*node.inputs, *captured(node)]):
-                if name:
-                    readers.setdefault(name, []).append(node)
+            for name in node.reads():
+                readers.setdefault(name, []).append(node)
         return readers
 
 

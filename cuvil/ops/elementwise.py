@@ -274,15 +274,24 @@ _VARIADIC: dict[str, Callable[[Expr, Expr], Expr]] = {
 }  # fmt: skip
 
 
+_MAX_OPERANDS = 32
+"""Operands of one expression; the result of so many is the first operand of the next."""
+
+
 @lowering(*_VARIADIC)
 def variadic(c: Context) -> Value:
     """Sum, mean, largest or smallest of any number of broadcast inputs."""
 
-    def f(*xs: Expr) -> Expr:
-        total = functools.reduce(_VARIADIC[c.node.op], xs)
-        return total / len(xs) if c.node.op == "Mean" else total
+    def combined(*xs: Expr) -> Expr:
+        return functools.reduce(_VARIADIC[c.node.op], xs)
 
-    return c.b.elementwise(f, *(c[i] for i in range(len(c.inputs))))
+    def last(*xs: Expr) -> Expr:
+        return combined(*xs) / len(c.inputs) if c.node.op == "Mean" else combined(*xs)
+
+    values = [c[i] for i in range(len(c.inputs))]
+    while len(values) > _MAX_OPERANDS:
+        values = [c.b.elementwise(combined, *values[:_MAX_OPERANDS]), *values[_MAX_OPERANDS:]]
+    return c.b.elementwise(last, *values)
 
 
 @lowering("Clip")

@@ -189,8 +189,15 @@ def tile(c: Context) -> Value:
     return c.b.map(sizes, lambda *i: c.x[tuple(E.mod(p, s) for p, s in zip(i, c.x.shape))])
 
 
+MAX_PARTS = 64
+"""Parts of one expression; more are joined in several steps."""
+
+
 def concat(b: Builder, parts: Sequence[Value], axis: int) -> Value:
     """The parts one after the other along `axis`."""
+    if len(parts) > MAX_PARTS:
+        runs = [parts[n : n + MAX_PARTS] for n in range(0, len(parts), MAX_PARTS)]
+        return concat(b, [concat(b, run, axis) if len(run) > 1 else run[0] for run in runs], axis)
     starts: list[Expr] = [E.const(0)]
     for part in parts:
         starts.append(starts[-1] + part.shape[axis])

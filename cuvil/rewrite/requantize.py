@@ -69,11 +69,11 @@ def unsigned_activation(r: Rewriter, node: Node) -> bool:
     if not uniform or not all(uniform):
         return False
     zero = r.constant(f"{q}.zero", np.asarray(int(found[1]) + 128, np.uint8))
-    for n in (node, *readers):
-        n.inputs[2:] = [zero]
+    with r.changing(node, *readers):
+        for n in (node, *readers):
+            n.inputs[2:] = [zero]
     node.attrs.pop("output_dtype", None)
     r.graph.types[q] = TensorType("uint8", r.graph.types[q].shape)
-    r.index()
     return True
 
 
@@ -116,11 +116,12 @@ def cancel(r: Rewriter, node: Node) -> bool:
     q, source = node.outputs[0], before.inputs[0]
     if q in r.graph.outputs:
         return False
-    for reader in r.readers.get(q, []):
-        if any(reader.subgraphs()):
-            return False
-    for reader in r.readers.get(q, []):
-        reader.inputs = [source if n == q else n for n in reader.inputs]
+    readers = r.readers.get(q, [])
+    if any(any(reader.subgraphs()) for reader in readers):
+        return False
+    with r.changing(*readers):
+        for reader in readers:
+            reader.inputs = [source if n == q else n for n in reader.inputs]
     r.remove(node)
     return True
 
@@ -139,8 +140,8 @@ def saturating(r: Rewriter, node: Node) -> bool:
         return False
     if low >= (info.min - zero + 0.5) * scale or high <= (info.max - zero - 0.5) * scale:
         return False
-    node.inputs[0] = before.inputs[0]
-    r.index()
+    with r.changing(node):
+        node.inputs[0] = before.inputs[0]
     return True
 
 
@@ -221,14 +222,15 @@ def merge_scales(r: Rewriter, node: Node) -> bool:
     if r.graph.types[node.outputs[0]] != r.graph.types[node.inputs[0]]:
         return False
     c = factor.reshape(())
-    for n in (before, *chain):
-        first = 1 if n.op in ("Mul", "Add", "Clip") else len(n.inputs)
-        for k in range(first, len(n.inputs)):
-            if n.inputs[k]:
-                array = r.graph.constants[n.inputs[k]]
-                n.inputs[k] = r.constant(f"{n.outputs[0]}.scaled", np.asarray(array * c, np.float32))
-    last = chain[0] if chain else before
-    last.outputs = list(node.outputs)
+    with r.changing(before, *chain):
+        for n in (before, *chain):
+            first = 1 if n.op in ("Mul", "Add", "Clip") else len(n.inputs)
+            for k in range(first, len(n.inputs)):
+                if n.inputs[k]:
+                    array = r.graph.constants[n.inputs[k]]
+                    n.inputs[k] = r.constant(f"{n.outputs[0]}.scaled", np.asarray(array * c, np.float32))
+        last = chain[0] if chain else before
+        last.outputs = list(node.outputs)
     r.remove(node)
     return True
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,7 +29,8 @@ class Quantized:
 
 
 class Rewriter:
-    """A graph being rewritten, with an index of who makes and who reads each value."""
+    """A graph being rewritten, with an index of who makes and who reads each value, which follows what
+    `replace`, `remove` and `changing` do."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -36,9 +38,30 @@ class Rewriter:
         self.index()
 
     def index(self) -> None:
-        """Bring the index up to date after a change."""
+        """Make the index anew."""
         self.producers = self.graph.producers()
         self.readers = self.graph.consumers()
+
+    @contextmanager
+    def changing(self, *nodes: Node) -> Iterator[None]:
+        """Inputs and outputs of `nodes` may be changed in the block."""
+        for node in nodes:
+            self._forget(node)
+        yield
+        for node in nodes:
+            self._note(node)
+
+    def _note(self, node: Node) -> None:
+        self.producers.update((name, node) for name in node.outputs if name)
+        for name in node.reads():
+            self.readers.setdefault(name, []).append(node)
+
+    def _forget(self, node: Node) -> None:
+        for name in node.outputs:
+            if self.producers.get(name) is node:
+                del self.producers[name]
+        for name in node.reads():
+            self.readers[name] = [n for n in self.readers.get(name, ()) if n is not node]
 
     def producer(self, name: str, op: str) -> Node | None:
         """The node that makes `name`, if it is an `op` of the standard."""
@@ -91,7 +114,7 @@ class Rewriter:
     def remove(self, node: Node) -> None:
         """Take a node out that nothing reads any more."""
         self.graph.nodes = [n for n in self.graph.nodes if n is not node]
-        self.index()
+        self._forget(node)
 
     def replace(self, old: Node, build: Callable[[Sequence], None]) -> None:
         """Put the nodes that `build` appends where `old` stands."""
@@ -99,7 +122,9 @@ class Rewriter:
         build(new)
         at = next(k for k, node in enumerate(self.graph.nodes) if node is old)
         self.graph.nodes[at : at + 1] = new.nodes
-        self.index()
+        self._forget(old)
+        for node in new.nodes:
+            self._note(node)
 
 
 class Sequence:

@@ -10,25 +10,37 @@ import numpy as np
 from cuvil.ir.graph import Graph, Node, TensorType
 
 
+Readers = dict[str, list[Node]]
+"""The nodes that read each value, of `Graph.consumers`."""
+
+
 @dataclass(frozen=True)
 class Rule:
-    """A rewrite of the graph around one node; returns True where it fired."""
+    """A rewrite of the graph around one node; returns the node after it that it does the work of from now
+    on, None where it did not fire."""
 
     name: str
-    apply: Callable[[Graph, Node], bool]
+    apply: Callable[[Graph, Node, Readers], Node | None]
 
 
 def simplify(graph: Graph, rules: tuple[Rule, ...] | None = None) -> dict[str, int]:
     """Apply all rules until none fires; returns how often each did."""
     counts: dict[str, int] = {}
+    readers = graph.consumers()
     changed = True
     while changed:
         changed = False
         for rule in rules or RULES:
-            for node in list(graph.nodes):
-                if rule.apply(graph, node):
-                    counts[rule.name] = counts.get(rule.name, 0) + 1
-                    changed = True
+            gone: set[int] = set()
+            for node in graph.nodes:
+                absorbed = rule.apply(graph, node, readers)
+                if absorbed is not None:
+                    node.outputs = list(absorbed.outputs)
+                    gone.add(id(absorbed))
+            if gone:
+                graph.nodes = [node for node in graph.nodes if id(node) not in gone]
+                counts[rule.name] = counts.get(rule.name, 0) + len(gone)
+                changed = True
     used = {n for node in graph.nodes for n in node.inputs} | set(graph.outputs)
     used |= {n for node in graph.nodes for g in node.subgraphs() for n in _names(g)}
     graph.constants = {n: a for n, a in graph.constants.items() if n in used}
@@ -55,12 +67,10 @@ def _names(graph: Graph) -> set[str]:
     return found
 
 
-def _only_reader(graph: Graph, name: str) -> Node | None:
+def _only_reader(graph: Graph, name: str, readers: Readers) -> Node | None:
     """The node that alone reads `name`, if there is one and it is no output."""
-    if name in graph.outputs:
-        return None
-    readers = graph.consumers().get(name, [])
-    return readers[0] if len(readers) == 1 else None
+    found = readers.get(name, [])
+    return found[0] if len(found) == 1 and name not in graph.outputs else None
 
 
 def _new_constant(graph: Graph, stem: str, array: np.ndarray) -> str:
@@ -73,19 +83,19 @@ def _new_constant(graph: Graph, stem: str, array: np.ndarray) -> str:
     return name
 
 
-def fold_batch_normalization(graph: Graph, conv: Node) -> bool:
+def fold_batch_normalization(graph: Graph, conv: Node, readers: Readers) -> Node | None:
     """Convolution, then BatchNormalization: the scale moves into the weights, the shift into the bias."""
     if conv.op not in ("Conv", "ConvTranspose") or conv.domain or conv.inputs[1] not in graph.constants:
-        return False
-    bn = _only_reader(graph, conv.outputs[0])
+        return None
+    bn = _only_reader(graph, conv.outputs[0], readers)
     if bn is None or bn.op != "BatchNormalization" or any(n not in graph.constants for n in bn.inputs[1:5]):
-        return False
+        return None
     if bn.attrs.get("training_mode", 0):
-        return False
+        return None
     if len(conv.inputs) > 2 and conv.inputs[2] and conv.inputs[2] not in graph.constants:
-        return False
+        return None
     if conv.op == "ConvTranspose" and conv.attrs.get("group", 1) != 1:
-        return False
+        return None
     scale, shift, mean, variance = (graph.constants[n].astype(np.float64) for n in bn.inputs[1:5])
     factor = scale / np.sqrt(variance + bn.attrs.get("epsilon", 1e-5))
     weights = graph.constants[conv.inputs[1]]
@@ -100,30 +110,28 @@ def fold_batch_normalization(graph: Graph, conv: Node) -> bool:
         _new_constant(graph, f"{conv.inputs[1]}.bn", new_weights),
         _new_constant(graph, f"{conv.outputs[0]}.bias", new_bias),
     ]
-    conv.outputs = [bn.outputs[0]]
-    graph.nodes.remove(bn)
-    return True
+    return bn
 
 
-def fold_scale(graph: Graph, conv: Node) -> bool:
+def fold_scale(graph: Graph, conv: Node, readers: Readers) -> Node | None:
     """Convolution, then a per-channel constant added or multiplied: it moves into the weights."""
     if conv.op != "Conv" or conv.domain or conv.inputs[1] not in graph.constants:
-        return False
-    node = _only_reader(graph, conv.outputs[0])
+        return None
+    node = _only_reader(graph, conv.outputs[0], readers)
     if node is None or node.op not in ("Add", "Mul") or node.domain:
-        return False
+        return None
     other = next((n for n in node.inputs if n != conv.outputs[0]), "")
     weights = graph.constants[conv.inputs[1]]
     array = graph.constants.get(other)
     if array is None or array.dtype != weights.dtype or array.ndim > weights.ndim:
-        return False
+        return None
     full = array.reshape((1,) * (weights.ndim - array.ndim) + array.shape)
     if full.size not in (1, full.shape[1]) or full.shape[1] not in (1, weights.shape[0]):
-        return False
+        return None
     channel = np.broadcast_to(full.reshape(-1), (weights.shape[0],)).astype(np.float64)
     has_bias = len(conv.inputs) > 2 and conv.inputs[2]
     if has_bias and conv.inputs[2] not in graph.constants:
-        return False
+        return None
     bias = graph.constants[conv.inputs[2]].astype(np.float64) if has_bias else np.zeros(weights.shape[0])
     if node.op == "Mul":
         shape = [-1] + [1] * (weights.ndim - 1)
@@ -133,9 +141,7 @@ def fold_scale(graph: Graph, conv: Node) -> bool:
     else:
         bias = bias + channel
     conv.inputs[2:] = [_new_constant(graph, f"{conv.outputs[0]}.bias", bias.astype(weights.dtype))]
-    conv.outputs = [node.outputs[0]]
-    graph.nodes.remove(node)
-    return True
+    return node
 
 
 RULES = (

@@ -20,6 +20,7 @@ from cuvil.ir.primitives import Constant, Input, Program, Value, elements, opera
 from cuvil.schedule import memory, nest, strips
 from cuvil.schedule.fuse import fuse
 from cuvil.schedule.group import Group, Grouper, internal
+from cuvil.schedule.guards import guard
 from cuvil.schedule.place import Placer
 from cuvil.schedule.storage import Layout, Storage
 
@@ -93,7 +94,8 @@ def schedule(program: Program, tuner: Tuner | None = None) -> Schedule:
     if tuner is not None:
         tuner.prepare(program, storage, placer)
     result = Schedule(program, storage)
-    result.kernels, result.strips = build_kernels(program, storage, placer, tuner)
+    kernels, result.strips = build_kernels(program, storage, placer, tuner)
+    result.kernels = guard(kernels, storage, {storage.root(v) for v in program.pinned})
     pack_constants(result)
     plan_memory(result)
     return result

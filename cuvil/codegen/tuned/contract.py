@@ -120,9 +120,11 @@ class _Builder:
         for rows in choices:
             inner = self._tile(panel, rows, loops)
             if rows.count is not None and rows.last is not None:
-                row = E.var(rows.count, "p")
+                row, wide = E.var(rows.count, "p"), self._wide(panel)
                 one = Rows(E.const(0), {**rows.at, rows.last: rows.at[rows.last] + row}, (0,))
-                single = For(row, rows.count, tuple(self._tile(panel, one, loops)))
+                single: Stmt = For(row, rows.count, tuple(self._tile(panel, one, loops, wide)))
+                if wide > 1:
+                    single = If(E.eq(E.mod(panel, wide), 0), (single,))
                 inner = [If(E.lt(FEW_ROWS, rows.count), tuple(inner), (single,))]
             if rows.number.op == "var" and len(choices) > 1:
                 inner = [For(rows.number, rows.number.args[0], tuple(inner))]
@@ -130,6 +132,15 @@ class _Builder:
         if len(choices) == 1 and choices[0].number.op == "var":
             parallel.append(choices[0].number)
         return tuple(parallel), body
+
+    def _wide(self, panel: Expr) -> int:
+        """Panels that a tile of one row covers, so that its sums hide the latency of a multiply-add; the
+        first one's turn does them all."""
+        count = static(panel.args[0]) if panel.op == "var" else None
+        if count is None or not self.c.panel.is_constant or self.c.dot:
+            return 1
+        choices = [n for n in range(1, 10 // self.c.vectors + 1) if count % n == 0]
+        return min(choices, key=lambda n: abs(n * self.c.vectors - 8), default=1)
 
     def _panels_first(self) -> bool:
         """Go through all rows with one panel rather than through all panels with one row: where the
@@ -264,12 +275,13 @@ class _Builder:
         zero = dict.fromkeys((*unit, *self.d.reduced), E.const(0))
         return E.substitute(E.substitute(e, self.mapping), {**zero, **self.fixed, **at})
 
-    def _tile(self, panel: Expr, rows: Rows, loops: list[KLoops]) -> list[Stmt]:
-        """The sums of one tile by its micro-kernel, then the rest of the group."""
-        c, zero = self.c, E.const(0)
+    def _tile(self, panel: Expr, rows: Rows, loops: list[KLoops], wide: int = 1) -> list[Stmt]:
+        """The sums of one tile by its micro-kernel, then the rest of the group; of `wide` panels."""
+        c, zero, lanes = self.c, E.const(0), self.lanes * wide
         kernel = Tile(
-            rows.offsets, rows.count is not None, tuple(n for n, _ in loops), c.vectors, self.tiles.width,
-            c.a.dtype, c.w.dtype, self.acc_type, c.dot, self._ahead(), c.pitch, self._apart(),
+            rows.offsets, rows.count is not None, tuple(n for n, _ in loops), c.vectors * wide,
+            self.tiles.width, c.a.dtype, c.w.dtype, self.acc_type, c.dot, self._ahead(lanes), c.pitch,
+            self._apart(),
         )  # fmt: skip
         start = {**rows.at, c.column: panel * self.lanes}
         a_at = tuple(self._logical(i, start) for i in c.a.args)
@@ -279,11 +291,11 @@ class _Builder:
             arguments += [self._row_step(rows.last), rows.count]
         for _, run_time in loops:
             arguments += run_time
-        acc = Value("acc", self.acc_type, (E.const(len(rows.offsets)), E.const(self.lanes)))
-        flops = E.const(2 * len(rows.offsets) * self.lanes) * E.product(r.args[0] for r in c.k)
+        acc = Value("acc", self.acc_type, (E.const(len(rows.offsets)), E.const(lanes)))
+        flops = E.const(2 * len(rows.offsets) * lanes) * E.product(r.args[0] for r in c.k)
         reads = ((c.a.attr, a_at), (c.panel, w_at))
         micro = Micro(kernel, reads, (acc, (zero, zero)), tuple(arguments), flops)
-        return [Declare(acc), micro, *self._epilogue(acc, panel, rows)]
+        return [Declare(acc), micro, *self._epilogue(acc, panel, rows, wide)]
 
     def _apart(self) -> int:
         """Elements from one panel of constant weights to the next."""
@@ -295,18 +307,18 @@ class _Builder:
         panels = math.prod(batch) * -(-columns // c.lanes) * (c.lanes // c.pitch)
         return total // int(panels)
 
-    def _ahead(self) -> int:
-        """Elements from the columns of a tile to those of the next, in constant weights that are too many
+    def _ahead(self, lanes: int) -> int:
+        """Elements from the columns of a tile of `lanes` to those of the next, in constant weights that are too many
         to stay in the cache from one inference to the next."""
         panel = self.c.panel
         if not panel.is_constant or panel.array.size < MIN_PREFETCH:
             return 0
-        return self._apart() * max(self.lanes // self.c.pitch, 1)
+        return self._apart() * max(lanes // self.c.pitch, 1)
 
-    def _epilogue(self, acc: Value, panel: Expr, rows: Rows) -> list[Stmt]:
+    def _epilogue(self, acc: Value, panel: Expr, rows: Rows, wide: int) -> list[Stmt]:
         """The group's other members, and the stores, over a tile of sums: strip by strip of its lanes, the
         strips of the last panel as far as there are columns."""
-        members, inner, lanes = self.group.members, self.nest.internal, self.lanes
+        members, inner, lanes = self.group.members, self.nest.internal, self.lanes * wide
         count = len(rows.offsets) if rows.count is None else rows.count
         row = E.const(0) if len(rows.offsets) == 1 else E.var(count, "p")
         block = block_of(self.storage, E.load(self.group.anchor, self.d.axes), self.c.column)
@@ -315,7 +327,7 @@ class _Builder:
         def strips(first: Expr, width: Operand) -> list[Stmt]:
             """The strip that starts at lane `first` of each row."""
             lane = E.var(width, "l")
-            at = {**rows.at, **rows.indices(row), self.c.column: panel * lanes + first + lane}
+            at = {**rows.at, **rows.indices(row), self.c.column: panel * self.lanes + first + lane}
             indices = [self._logical(a, at) for a in self.d.axes]
             here = E.load(acc, (row, first + lane))
             return [
@@ -335,7 +347,7 @@ class _Builder:
 
         columns = static(self.c.column.args[0])
         if columns is None:
-            left = self.c.column.args[0] - panel * lanes
+            left = self.c.column.args[0] - panel * self.lanes
             return over_rows(strips(E.const(0), E.minimum(E.maximum(left, 0), lanes)))
         full, rest = divmod(columns % lanes, strip)
         everything = over_rows(whole(lanes // strip))
@@ -344,7 +356,7 @@ class _Builder:
         if rest and strip == block and stray_is_safe(self.storage, members, inner, members[-1], self.c.value):
             full, rest = full + 1, 0
         last = over_rows(whole(full) + (strips(E.const(full * strip), rest) if rest else []))
-        more = E.lt(panel, columns // lanes)
+        more = E.lt(panel, columns // lanes * wide)
         return last if more.is_const and not more.attr else [If(more, tuple(everything), tuple(last))]
 
 

@@ -32,7 +32,7 @@ from cuvil.schedule.nest import finish
 from cuvil.schedule.storage import Layout, Storage
 from cuvil.schedule.stray import stray_is_safe
 
-PIECE = 128
+PIECE = 64
 """Channels that one accumulator sums up."""
 
 TRANSFORM = 23
@@ -201,8 +201,7 @@ class _Builder:
         self.lanes = c.vectors * shapes.width
         self.items = -(-c.outputs // self.lanes)
         blocks = -(-self.down // self.rows) * -(-self.across // self.columns)
-        parts = min(self.items, -(-2 * on.threads // blocks)) if on.threads > 1 else 1
-        self.share = -(-self.items // parts)
+        self.share = -(-self.items // parts(c, blocks, self.items, on.threads))
         slots = E.const(on.threads)
         self.slot = E.var(slots, "slot")
         self.lines = [-(-c.inputs // BLOCK) * self.tiles, self.share * self.tiles * self.lanes // BLOCK]
@@ -345,6 +344,17 @@ def block(c: Convolution, cache: int) -> tuple[int, int]:
     columns = -(-across // -(-across // most))
     rows = max(min(most // columns, down), 1)
     return -(-down // -(-down // rows)), columns
+
+
+def parts(c: Convolution, blocks: int, items: int, threads: int) -> int:
+    """Parts of the outputs that are computed on their own, each from inputs that it transforms itself, so
+    that the last of the threads is done soonest."""
+
+    def time(n: int) -> float:
+        each = TRANSFORM * c.inputs + (2.0 * c.inputs + TRANSFORM) * c.outputs / n
+        return -(-blocks * n // threads) * each
+
+    return min(range(1, min(items, threads) + 1), key=time)
 
 
 def _variable(extent: Expr | int, name: str) -> Expr:
