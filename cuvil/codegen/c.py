@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from cuvil.codegen import cmath, cnumeric
 from cuvil.codegen.cnumeric import SMALL
+from cuvil.codegen.functions import Function
 from cuvil.codegen.names import comment, size_symbol
 from cuvil.errors import UnsupportedError
 from cuvil.ir import expr as E
@@ -49,6 +50,7 @@ PRELUDE = """#include <stddef.h>
 
 typedef ptrdiff_t cv_idx;
 #define CV_ALIGN64 __attribute__((aligned(64)))
+#define CV_NOINLINE __attribute__((noinline))
 #if defined(__clang__)
 #pragma clang diagnostic ignored "-Wpass-failed" /* a loop that stays scalar is no mistake */
 #define CV_SIMD _Pragma("clang loop vectorize(assume_safety)")
@@ -106,44 +108,6 @@ def literal(value: float | int | bool, dtype: str) -> str:
     if dtype == "uint32":
         return f"UINT32_C({value})"
     return f"({value})" if value < 0 else str(value)
-
-
-@dataclass
-class Function:
-    """A rendered kernel and how it is called.
-
-    Attributes:
-        pointers: the root values whose addresses are passed, in order.
-        symbols: names of the symbolic sizes that are passed after them.
-        points: the number of parallel points, an index expression.
-        fields: the parameters before ``lo`` and ``hi``, as C declarations without qualifiers.
-    """
-
-    kernel: Kernel
-    name: str
-    text: str
-    pointers: list[Value]
-    symbols: list[str]
-    points: Expr
-    fields: list[tuple[str, str]]
-
-    @property
-    def thunk(self) -> str:
-        """The kernel as a task of the pool."""
-        return task(self.name, self.fields, self.kernel.slot is not None)
-
-
-def task(name: str, fields: Sequence[tuple[str, str]], slot: bool) -> str:
-    """The function `name` as a task of the pool: its arguments, `fields`, in a struct; `slot`: it takes the
-    number of the thread."""
-    declared = " ".join(f"{kind} {field};" for kind, field in fields)
-    passed = ", ".join([*(f"a->{field}" for _, field in fields), "slot, lo, hi" if slot else "lo, hi"])
-    return (
-        f"struct {name}_arguments {{ {declared} }};\n"
-        f"static void {name}_task(const void *arguments, cv_idx slot, cv_idx lo, cv_idx hi) {{\n"
-        f"    const struct {name}_arguments *const a = arguments;\n"
-        f"    (void)slot;\n    {name}({passed});\n}}\n"
-    )
 
 
 @dataclass
@@ -205,7 +169,8 @@ class CRenderer:
             self.scope.variables[kernel.slot] = "slot"
             parameters.append("cv_idx slot")
         lines = [f"/* {comment(', '.join(kernel.origin) or kernel.name)} */"]
-        lines.append(f"static void {name}({', '.join([*parameters, 'cv_idx lo', 'cv_idx hi'])}) {{")
+        # not inlined into the function that runs all kernels: compilers need far too long for a huge one
+        lines.append(f"static CV_NOINLINE void {name}({', '.join([*parameters, 'cv_idx lo, cv_idx hi'])}) {{")
         lines.append("    for (cv_idx point = lo; point < hi; point++) {")
         lines += self._decode(kernel.parallel)
         body = self._block(kernel.body, 2)

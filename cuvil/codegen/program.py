@@ -9,7 +9,8 @@ from typing import Any
 from cuvil import __version__, limits
 from cuvil.codegen import pool, strips
 from cuvil.codegen.abi import ERRORS
-from cuvil.codegen.c import CRenderer, Function, c_type, task
+from cuvil.codegen.c import CRenderer, c_type
+from cuvil.codegen.functions import Distinct, Function, task
 from cuvil.codegen.names import identifier, size_symbol
 from cuvil.codegen.weights import Weights
 from cuvil.ir import expr as E
@@ -54,7 +55,8 @@ def render(
 
     The constants are added to `weights` where it is given, and are part of the code where not.
     """
-    renderer = CRenderer()
+    renderer, distinct = CRenderer(), Distinct()
+    tasks: set[str] = set()
     own = weights is None
     weights = weights or Weights(f"{prefix}_weights")
     bodies: list[str] = []
@@ -64,14 +66,18 @@ def render(
         renderer.storage = s.storage
         stem = f"s{position}_" if len(parts) > 1 else ""
         functions = [
-            renderer.kernel(k, f"{stem}{k.name}_{_hint(k.origin)}", sharing(s, k)) for k in s.kernels
+            distinct(renderer.kernel(k, f"{stem}{k.name}_{_hint(k.origin)}", sharing(s, k)))
+            for k in s.kernels
         ]
         shared = {
             f.name
             for step, f in enumerate(functions)
             if threads > 1 and s.together(step) == (step, step) and _is_worth_sharing(f, threads)
         }
-        bodies += [f.text + (f.thunk if f.name in shared else "") for f in functions]
+        for f in functions:
+            is_task = f.name in shared and f.callee not in tasks
+            tasks |= {f.callee} if is_task else set()
+            bodies.append(f.text + (f.thunk if is_task else ""))
         places = {v: f"{weights.symbol} + {at}" for v, at in weights.add(s).items()}
         bodies.append(_run(s, renderer, functions, part.symbol, places, shared, threads))
         segments.append(_plan(part, renderer, functions))
@@ -182,11 +188,11 @@ def _run(
         arguments = [address(r) for r in f.pointers] + [size_symbol(n) for n in f.symbols]
         points = size_text(renderer, f.points)
         if f.name in shared:
-            lines.append(f"    {{ const struct {f.name}_arguments a = {{{', '.join(arguments)}}};")
-            lines.append(f"      cv_parallel({f.name}_task, &a, {points}); }}")
+            lines.append(f"    {{ const struct {f.callee}_arguments a = {{{', '.join(arguments)}}};")
+            lines.append(f"      cv_parallel({f.callee}_task, &a, {points}); }}")
         else:
             slot = ["0"] if f.kernel.slot is not None else []
-            lines.append(f"    {f.name}({', '.join([*arguments, *slot, '0', points])});")
+            lines.append(f"    {f.callee}({', '.join([*arguments, *slot, '0', points])});")
         lines.append(f'    CV_TICK("{f.name}");')
         for n in (n for n, made in s.known.items() if made == step):
             lines += _known(n, E.largest(n) if n in in_memory else n.args[1], renderer, address)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cuvil.codegen.c import Function
+from cuvil.codegen.functions import Function
 from cuvil.schedule.strips import Stage, Strips
 
 
@@ -48,7 +48,7 @@ def function(
         lines += [
             f"                const cv_idx f{i} = cv_max_idx(d{i}, {low});",
             f"                d{i} = cv_max_idx(f{i}, {high});",
-            f"                {f.name}({', '.join([*arguments, points])});",
+            f"                {f.callee}({', '.join([*arguments, points])});",
         ]
         lines += [f'                CV_TICK("{f.name}");'] if profiled else []
     return "\n".join([*lines, "            }", "        }", "    }", "}"]) + "\n"

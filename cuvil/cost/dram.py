@@ -176,8 +176,7 @@ class Footprints:
         """Bytes that the access touches while the loops of `levels` run."""
         trips = {level.var: level.trips for level in levels if level.var is not None}
         steps = [(c, trips[v]) for v, c in access.strides.items() if v in trips]
-        if len(access.offsets) > 1:
-            steps.append((min(b - a for a, b in itertools.pairwise(access.offsets)), len(access.offsets)))
+        steps += _progressions(access.offsets)
         groups: list[list[float]] = []  # [stride, count], ascending
         for stride, count in sorted(steps):
             last = groups[-1] if groups else None
@@ -214,11 +213,24 @@ class Footprints:
         return result
 
     def _fitting(self, levels: Sequence[Level], accesses: Sequence[Access], capacity: float) -> int:
-        """The outermost level from which on the loops' footprint fits the cache."""
+        """The outermost level from which on the loops' footprint fits the cache; one more than there are
+        where not even that of the statements does."""
         for start in range(len(levels) + 1):
             if sum(self.extent(a, levels[start:]) for a in accesses) <= capacity:
                 return start
-        return len(levels)
+        return len(levels) + 1
+
+
+def _progressions(offsets: Sequence[int]) -> list[tuple[int, int]]:
+    """(stride, count) of the nested loops that would run over ascending offsets: those of equal distance
+    together, then the first of each such run, and so on."""
+    found = []
+    while len(offsets) > 1:
+        stride = min(b - a for a, b in itertools.pairwise(offsets))
+        starts = [offsets[0], *(b for a, b in itertools.pairwise(offsets) if b - a > stride)]
+        found.append((stride, -(-len(offsets) // len(starts))))
+        offsets = starts
+    return found
 
 
 def _joined(accesses: Sequence[Access]) -> list[Access]:

@@ -222,25 +222,24 @@ def integer_range(dtype: str) -> tuple[int, int]:
     return int(info.min), int(info.max)
 
 
+@functools.cache
 def is_float(dtype: str) -> bool:
     return dtype.startswith(("float", "bfloat"))
 
 
 def const(value: Number, dtype: str = INDEX) -> Expr:
     """A constant, converted to `dtype` (integers wrap)."""
-    plain: Number
     if dtype == "bool":
-        plain = bool(value)
-    elif is_float(dtype):
+        return _node("const", dtype, (), bool(value))
+    if is_float(dtype):
         with np.errstate(over="ignore"):
-            plain = float(numpy_dtype(dtype).type(value))
-    else:
-        plain = int(value)
-        low, high = integer_range(dtype)
-        if not low <= plain <= high:
-            plain = (plain - low) % (high - low + 1) + low
-    key = ("nan",) if plain != plain else (str(plain), type(plain).__name__)
-    return _node("const", dtype, (), plain, key)
+            number = float(numpy_dtype(dtype).type(value))
+        return _node("const", dtype, (), number, ("nan",) if number != number else str(number))
+    plain = int(value)
+    low, high = integer_range(dtype)
+    if not low <= plain <= high:
+        plain = (plain - low) % (high - low + 1) + low
+    return _node("const", dtype, (), plain)
 
 
 def var(extent: Operand, hint: str = "i") -> Expr:

@@ -99,7 +99,8 @@ def device_graph(graph: Graph, plan: Sequence[Segment], device: str, name: str) 
     outputs = dict.fromkeys(n for _, s in mine for n in s.outputs)
     needed = {n for node in nodes for n in _reads(node)} | set(outputs)
     constants = {n: a for n, a in graph.constants.items() if n in needed}
-    types = {n: t for n, t in graph.types.items() if n in needed | made}
+    known = needed | made
+    types = {n: t for n, t in graph.types.items() if n in known}
     return Graph(name, list(inputs), list(outputs), nodes, constants, types, graph.opset)
 
 

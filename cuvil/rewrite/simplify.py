@@ -9,7 +9,6 @@ import numpy as np
 
 from cuvil.ir.graph import Graph, Node, TensorType
 
-
 Readers = dict[str, list[Node]]
 """The nodes that read each value, of `Graph.consumers`."""
 

@@ -116,7 +116,8 @@ def _loads(e: Expr, under: Guard) -> Iterator[tuple[Value, Guard]]:
         parts = [(a, under) for a in e.args]
         if e.op == "select" and _is_uniform(e.args[0]):
             condition, yes, no = e.args
-            parts = [(condition, under), (yes, under | {condition}), (no, under | {E.unary("not", condition)})]
+            parts = [(yes, under | {condition}), (no, under | {E.unary("not", condition)})]
+            parts.append((condition, under))
         fresh = [part for part in parts if part not in seen and e.op not in E.LEAVES]
         seen.update(fresh)
         stack += fresh

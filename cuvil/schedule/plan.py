@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -34,6 +34,15 @@ class Tuner(Protocol):
 
     def prepare(self, program: Program, storage: Storage, placer: Placer) -> None:
         """Choose layouts, and insert the values that hold operands as a tuned kernel wants them."""
+
+    def join(
+        self,
+        groups: Sequence[Group],
+        readers: Mapping[Value, list[Value]],
+        kept: set[Value],
+        storage: Storage,
+    ) -> list[Group]:
+        """The groups in order, some of them joined to one that a tuned kernel claims."""
 
     def build(self, group: Group, storage: Storage, internal: set[Value], name: str) -> Kernel | None:
         """The tuned kernel of a group, or None where none claims it."""
@@ -148,6 +157,8 @@ def build_kernels(
     budget = tuner.budget if tuner is not None else None
     chains = strips.find(groups, grouper.readers, outputs, storage, placer, budget) if budget else []
     starts = {chain.groups[0]: chain for chain in chains}
+    if tuner is not None:
+        groups = tuner.join(groups, grouper.readers, outputs, storage)
     running: list[tuple[int, strips.Chain]] = []
     chained: list[strips.Strips] = []
     for group in groups:

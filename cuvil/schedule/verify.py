@@ -122,7 +122,7 @@ def strips(s: Schedule) -> None:
             samples = E.const(1) if stage.each else chain.batch
             check(total is samples * (stage.rows * stage.points), k.name, "has another number of points")
         computed = [row for piece in range(chain.pieces) for row in _piece(s, chain, kernels, piece)]
-        check(computed == [*range(chain.rows)], kernels[-1].name, "does not compute each row once")
+        check(computed == [*range(chain.stages[-1].rows)], kernels[-1].name, "does not compute each row once")
 
 
 def _piece(s: Schedule, chain: Strips, kernels: Sequence[Kernel], piece: int) -> list[int]:

@@ -26,7 +26,7 @@ CASES = re.compile(
     "test_(celu|clip_default_min|elu_default|gelu_tanh_1|greater_equal|group_normalization_epsilon|hardswish"
     "|layer_normalization_2d_axis1|logsoftmax_axis_0|linear_attention_gated_delta|mvn|prelu_broadcast"
     "|reduce_l2_keep_dims_random|rms_normalization_2d_axis1|rotary_embedding"
-    "|sce_mean_weight_ii|nllloss_NCd1d2_ii|softplus|swish|thresholdedrelu|attention_3d_gqa|affine_grid_2d"
+    "|sce_mean_weight_ii|nllloss_NCd1d2_ii|softplus|swish|thresholdedrelu|attention_3d_gqa"
     "|hannwindow_symmetric|blackmanwindow|hammingwindow)"
 )
 """Node cases of functions with attributes, defaults, omitted inputs, control flow and other functions."""

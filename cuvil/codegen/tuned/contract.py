@@ -70,7 +70,7 @@ def build(
     """The kernel of a group whose contraction is `c`: tiles, then the rest of the group on each."""
     if group.anchor.shape != c.value.shape or group.members[0] is not c.value:
         return None
-    built = _Builder(c, group, Nest(storage, internal, {}), tiles).run()
+    built = Builder(c, group, Nest(storage, internal, {}), tiles).run()
     if built is None:
         return None
     parallel, body = built
@@ -82,7 +82,7 @@ def member(c: Contraction, time: Expr, nest: Nest, tiles: Tiles) -> list[Stmt] |
     """The statements of a contraction within a recurrence, at step `time`."""
     d = c.value.definition
     assert isinstance(d, Reduce)
-    built = _Builder(c, Group([c.value], c.value.rank), nest, tiles, {d.axes[0]: time}).run()
+    built = Builder(c, Group([c.value], c.value.rank), nest, tiles, {d.axes[0]: time}).run()
     if built is None:
         return None
     variables, body = built
@@ -91,7 +91,7 @@ def member(c: Contraction, time: Expr, nest: Nest, tiles: Tiles) -> list[Stmt] |
     return body
 
 
-class _Builder:
+class Builder:
     """Builds the loops of one contraction kernel."""
 
     def __init__(
@@ -108,7 +108,7 @@ class _Builder:
 
     def run(self) -> tuple[tuple[Expr, ...], list[Stmt]] | None:
         """The parallel variables and the statements inside them."""
-        loops = self._k_loops()
+        loops = self.k_loops()
         if loops is None:
             return None
         panels = E.var(E.floordiv(self.c.column.args[0] + (self.lanes - 1), self.lanes), "n")
@@ -118,11 +118,11 @@ class _Builder:
         parallel = [*self.c.batch, *(numbers + outer if self._panels_first() else outer + numbers)]
         body: list[Stmt] = []
         for rows in choices:
-            inner = self._tile(panel, rows, loops)
+            inner = self.tile(panel, rows, loops)
             if rows.count is not None and rows.last is not None:
                 row, wide = E.var(rows.count, "p"), self._wide(panel)
                 one = Rows(E.const(0), {**rows.at, rows.last: rows.at[rows.last] + row}, (0,))
-                single: Stmt = For(row, rows.count, tuple(self._tile(panel, one, loops, wide)))
+                single: Stmt = For(row, rows.count, tuple(self.tile(panel, one, loops, wide)))
                 if wide > 1:
                     single = If(E.eq(E.mod(panel, wide), 0), (single,))
                 inner = [If(E.lt(FEW_ROWS, rows.count), tuple(inner), (single,))]
@@ -158,7 +158,7 @@ class _Builder:
             return [], [Rows(E.const(0), {}, (0,))]
         tile = self.tiles.rows(self.c.vectors)
         last = rows[-1]
-        size, along = static(last.args[0]), static(self._row_step(last))
+        size, along = static(last.args[0]), static(self.row_step(last))
         if size is None or along is None:
             t = E.var(E.floordiv(last.args[0] + (tile - 1), tile), "m")
             count = E.minimum(last.args[0] - t * tile, tile)
@@ -213,7 +213,7 @@ class _Builder:
         divisions = (n for a in addresses for n in E.walk(a) if n.op in ("floordiv", "mod"))
         return any(joined & E.variables(n) for n in divisions)
 
-    def _row_step(self, variable: Expr) -> Expr:
+    def row_step(self, variable: Expr) -> Expr:
         args = [E.substitute(i, self.mapping) for i in self.c.a.args]
         found = step(self.storage, E.load(self.c.a.attr, args), variable)
         assert found is not None
@@ -227,7 +227,7 @@ class _Builder:
 
     # --- k ---
 
-    def _k_loops(self) -> list[KLoops] | None:
+    def k_loops(self) -> list[KLoops] | None:
         """The loops over k: one nest, or over a blocked axis one over whole blocks and one over the
         rest of the last."""
         c = self.c
@@ -275,7 +275,7 @@ class _Builder:
         zero = dict.fromkeys((*unit, *self.d.reduced), E.const(0))
         return E.substitute(E.substitute(e, self.mapping), {**zero, **self.fixed, **at})
 
-    def _tile(self, panel: Expr, rows: Rows, loops: list[KLoops], wide: int = 1) -> list[Stmt]:
+    def tile(self, panel: Expr, rows: Rows, loops: list[KLoops], wide: int = 1) -> list[Stmt]:
         """The sums of one tile by its micro-kernel, then the rest of the group; of `wide` panels."""
         c, zero, lanes = self.c, E.const(0), self.lanes * wide
         kernel = Tile(
@@ -288,7 +288,7 @@ class _Builder:
         w_at = tuple(self._logical(i, start) for i in c.w.args)
         arguments: list[Expr] = []
         if rows.count is not None and rows.last is not None:
-            arguments += [self._row_step(rows.last), rows.count]
+            arguments += [self.row_step(rows.last), rows.count]
         for _, run_time in loops:
             arguments += run_time
         acc = Value("acc", self.acc_type, (E.const(len(rows.offsets)), E.const(lanes)))
@@ -308,8 +308,8 @@ class _Builder:
         return total // int(panels)
 
     def _ahead(self, lanes: int) -> int:
-        """Elements from the columns of a tile of `lanes` to those of the next, in constant weights that are too many
-        to stay in the cache from one inference to the next."""
+        """Elements from the columns of a tile of `lanes` to those of the next, in constant weights that are
+        too many to stay in the cache from one inference to the next."""
         panel = self.c.panel
         if not panel.is_constant or panel.array.size < MIN_PREFETCH:
             return 0

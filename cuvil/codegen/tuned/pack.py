@@ -164,7 +164,7 @@ def pack(program: Program, storage: Storage, value: Value, tiles: Tiles) -> Cont
     steps = {r: step(storage, a, r) for r in (*rows, *k) if not (block and r is order[-1])}
     if any(s is None for s in steps.values()):
         return None
-    if not constant and (value.scan is not None or (not found.batch and (_product(rows) or 64) < 4)):
+    if not constant and (value.scan is not None or (_product(rows) or 64) < 4):
         return None
     size = static(order[-1].args[0])
     together = bool(block) or static(steps[order[-1]] or 0) == 1

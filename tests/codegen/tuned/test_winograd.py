@@ -31,7 +31,7 @@ SHAPES = [
     (40, 96, 4, 5, 0),
 ]
 
-EPILOGUES = ["bias", "residual", "clip", "two readers", "output", "scaled"]
+EPILOGUES = ["bias", "residual", "clip", "two readers", "output", "scaled", "several images"]
 
 
 def layer(
@@ -39,11 +39,12 @@ def layer(
 ) -> onnx.ModelProto:
     """A 3x3 convolution between two of 1x1 that change nothing: its inputs and results are in blocks."""
     net = Net("layer", 7)
-    x = net.input("x", [1, inputs, height, width])
+    images: int | str = "N" if epilogue == "several images" else 1
+    x = net.input("x", [images, inputs, height, width])
     a = net.op("Conv", x, np.eye(inputs, dtype=np.float32)[:, :, None, None])
     w = net.weight(outputs, inputs, 3, 3, fan_in=9 * inputs, gain=1.0)
     y = net.op("Conv", a, w, net.bias(outputs), pads=[pad] * 4)
-    size = [1, outputs, height + 2 * pad - 2, width + 2 * pad - 2]
+    size = [images, outputs, height + 2 * pad - 2, width + 2 * pad - 2]
     if epilogue == "residual":
         y = net.op("Relu", net.op("Add", y, a))
     elif epilogue == "clip":
@@ -60,7 +61,7 @@ def layer(
 
 
 def feeds(model: onnx.ModelProto) -> dict[str, Array]:
-    shape = [d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim]
+    shape = [d.dim_value or 3 for d in model.graph.input[0].type.tensor_type.shape.dim]
     return {"x": np.random.default_rng(5).standard_normal(shape).astype(np.float32)}
 
 
