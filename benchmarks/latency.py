@@ -188,8 +188,18 @@ def geometric_means(rows: Sequence[Row]) -> list[Row]:
 
 def markdown(rows: Sequence[Row], subject: str) -> str:
     """The results as a Markdown table, one row a model, number of threads and rival."""
-    titles = ["model", "threads", f"{subject} ms", "bare ms", "rival", "rival ms", "ratio", "quartiles",
-              "max error", "relative"]
+    titles = [
+        "model",
+        "threads",
+        f"{subject} ms",
+        "bare ms",
+        "rival",
+        "rival ms",
+        "ratio",
+        "quartiles",
+        "max error",
+        "relative",
+    ]
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for row in rows:
         start = f"| {row['model']} | {row['threads']} |"
@@ -223,8 +233,11 @@ def machine() -> dict[str, Any]:
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.is_file():
-        names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines()
-                 if line.startswith("model name")]
+        names = [
+            line.split(":", 1)[1].strip()
+            for line in info.read_text().splitlines()
+            if line.startswith("model name")
+        ]
         cpu = names[0] if names else cpu
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {"cpu": cpu, "cores": cores, "system": platform.platform(), "load": list(os.getloadavg())}
@@ -298,8 +311,13 @@ def _parser() -> argparse.ArgumentParser:
         return text.split(",")
 
     add = parser.add_argument
-    add("--models", type=models, default=list(MODELS.values()), metavar="A,B",
-        help="names from the zoo or paths to .onnx files (default: the whole zoo)")
+    add(
+        "--models",
+        type=models,
+        default=list(MODELS.values()),
+        metavar="A,B",
+        help="names from the zoo or paths to .onnx files (default: the whole zoo)",
+    )
     add("--threads", type=lambda text: [positive(n) for n in text.split(",")], default=[1], metavar="1,2")
     add("--repeats", type=positive, default=12, metavar="N", help="rounds of blocks (default 12)")
     add("--output", metavar="FILE.json", help="write all figures there")

@@ -1,12 +1,12 @@
 """Where the artefacts of a compile lie.
 
-    <out>/graph.onnx
-    <out>/partition/partition.json, <device>.onnx
-    <out>/quantize/quantization.json, <device>.onnx
-    <out>/codegen/<model>_<device>.c .bin .S, <device>.plan.json, <model>.c, <model>.h, <model>.json
-    <out>/codegen/<model>_<device>_<level>.c (where the device has several instruction sets)
-    <out>/obj/*.o
-    <out>/lib<model>_<device>.a .so, lib<model>.a .so
+<out>/graph.onnx
+<out>/partition/partition.json, <device>.onnx
+<out>/quantize/quantization.json, <device>.onnx
+<out>/codegen/<model>_<device>.c .bin .S, <device>.plan.json, <model>.c, <model>.h, <model>.json
+<out>/codegen/<model>_<device>_<level>.c (where the device has several instruction sets)
+<out>/obj/*.o
+<out>/lib<model>_<device>.a .so, lib<model>.a .so
 """
 
 from __future__ import annotations

@@ -306,9 +306,7 @@ def _built(job: Job, data: Path | None, progress: Progress | None) -> Iterator[t
 
     with opened(job) as work:
         build(work, progress)
-        yield work, Subject(
-            work.out, work.target, job.model, data, job.io_format, job.values, job.shapes
-        )
+        yield work, Subject(work.out, work.target, job.model, data, job.io_format, job.values, job.shapes)
 
 
 def _result(work: Work, found: dict[str, Any]) -> dict[str, Any]:

@@ -360,9 +360,7 @@ def _taken_apart(feeds: Mapping[str, Any], bundles: Sequence[Mapping[str, Any]])
     return flat
 
 
-def _arguments(
-    tensors: Sequence[Mapping[str, Any]], bundles: Sequence[Mapping[str, Any]]
-) -> list[NodeArg]:
+def _arguments(tensors: Sequence[Mapping[str, Any]], bundles: Sequence[Mapping[str, Any]]) -> list[NodeArg]:
     """The model's inputs or outputs."""
     found = []
     for bundle, held in _in_order(tensors, bundles):

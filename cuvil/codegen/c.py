@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from cuvil.codegen import cmath, cnumeric
+from cuvil.codegen import cmath, cnumeric, staging
 from cuvil.codegen.cnumeric import SMALL
 from cuvil.codegen.functions import Function
 from cuvil.codegen.names import comment, size_symbol
@@ -132,6 +132,8 @@ class CRenderer:
         small: types that C lacks whose values are read or written.
         bits: text of the functions that reinterpret bits, by name.
         micros: text of the micro-kernels used, by name.
+        staged: loops over bytes are taken apart (`staging`).
+        bytes: the types that such loops read and write.
     """
 
     def __init__(self, storage: Storage | None = None) -> None:
@@ -142,6 +144,7 @@ class CRenderer:
         self.small: set[str] = set()
         self.bits: dict[str, str] = {}
         self.micros: dict[str, str] = {}
+        self.staged, self.bytes = False, set[str]()
         self.scope = Scope()
 
     # --- functions ---
@@ -288,6 +291,10 @@ class CRenderer:
         return self._micro(s, pad)
 
     def _for(self, s: For, depth: int) -> list[str]:
+        parts = staging.pieces(s, self._offset) if self.staged else None
+        return self._loop(s, depth) if parts is None else self._pieces(parts, depth)
+
+    def _loop(self, s: For, depth: int) -> list[str]:
         pad = "    " * depth
         name = self._declare_variable(s.var)
         lines: list[str] = []
@@ -300,6 +307,32 @@ class CRenderer:
                 lines.append(f"{pad}#pragma omp simd reduction({clause}:{self.scope.locals[target]})")
         head = f"for (cv_idx {name} = {self.index(s.start)}; {name} < {self.index(s.stop)}; {name}++) {{"
         return [*lines, pad + head, *self._block(s.body, depth + 1), f"{pad}}}"]
+
+    def _pieces(self, parts: staging.Pieces, depth: int) -> list[str]:
+        pad = "    " * depth
+        head = "{"
+        if parts.number.op == "var":
+            name = self._declare_variable(parts.number)
+            head = f"for (cv_idx {name} = 0; {name} < {self.index(parts.number.args[0])}; {name}++) {{"
+        lines = [pad + head, *self._staged(parts.staged, depth + 1), f"{pad}}}"]
+        return lines + (self._for(parts.rest, depth) if parts.rest is not None else [])
+
+    def _staged(self, s: staging.Staged, depth: int) -> list[str]:
+        pad = "    " * depth
+        lines = [pad + self._declare(v) for v, _, _ in (*s.reads, *s.writes)]
+        for to, value, at in s.reads:
+            lines.append(f"{pad}cv_widen_{value.dtype}({self.scope.locals[to]}, &{self._place(value, at)});")
+        lines += self._loop(s.loop, depth)
+        for source, target, at in s.writes:
+            place = self._place(target, at)
+            lines.append(f"{pad}cv_narrow_{target.dtype}(&{place}, {self.scope.locals[source]});")
+        self.bytes |= {v.dtype for _, v, _ in (*s.reads, *s.writes)}
+        return lines
+
+    def _offset(self, value: Value, indices: Sequence[Expr]) -> Expr:
+        if value in self.scope.locals:
+            return row_major(value.rank).offset(indices, value.shape)
+        return self.storage.address(value, indices)[1]
 
     def _declare(self, target: Value) -> str:
         name = f"u{len(self.scope.locals)}"
@@ -561,5 +594,6 @@ class CRenderer:
             )
         lines.append("#define cv_min_bool(a, b) ((a) && (b))\n#define cv_max_bool(a, b) ((a) || (b))")
         lines += self.bits.values()
+        lines.append(staging.functions({t: C_TYPES[t] for t in sorted(self.bytes)}))
         functions = cmath.text(self.math | ({"bits"} if self.small else set())) + cnumeric.text(self.small)
         return "\n".join(lines) + "\n" + functions + "\n" + "\n".join(self.micros.values())

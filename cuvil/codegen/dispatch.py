@@ -181,7 +181,7 @@ def _differ_in_dot_products(level: str, better: str) -> bool:
 
 def _has_dot_products(schedule: Schedule) -> bool:
     tiles = (s.kernel for kernel in schedule.kernels for s in walk(kernel.body) if isinstance(s, Micro))
-    return any(getattr(tile, "dot", False) for tile in tiles)
+    return any(getattr(tile, "vnni", False) for tile in tiles)
 
 
 def _note(stem: str, level: str, runs: str) -> str:

@@ -63,7 +63,7 @@ def render(
     segments = []
     for position, part in enumerate(parts):
         s = part.schedule
-        renderer.storage = s.storage
+        renderer.storage, renderer.staged = s.storage, s.staged
         stem = f"s{position}_" if len(parts) > 1 else ""
         functions = [
             distinct(renderer.kernel(k, f"{stem}{k.name}_{_hint(k.origin)}", sharing(s, k)))

@@ -43,12 +43,16 @@ def function(
     ]
     for i, (stage, f, arguments) in enumerate(zip(chain.stages, kernels, calls)):
         low, high = _row(stage, "y", stage.span.low), _row(stage, "z", stage.span.high)
-        sample = "" if stage.each else f"n * {stage.rows} + "
-        points = f"({sample}f{i}) * {stage.points}, ({sample}d{i}) * {stage.points}"
+        before = ["n"] * (not stage.each)
+        if stage.outer > 1:
+            before = [f"n * {stage.outer} + o"] if before else ["o"]
+        start = "".join(f"({b}) * {stage.rows} + " for b in before)
+        points = f"({start}f{i}) * {stage.points}, ({start}d{i}) * {stage.points}"
+        loop = f"for (cv_idx o = 0; o < {stage.outer}; o++) " if stage.outer > 1 else ""
         lines += [
             f"                const cv_idx f{i} = cv_max_idx(d{i}, {low});",
             f"                d{i} = cv_max_idx(f{i}, {high});",
-            f"                {f.callee}({', '.join([*arguments, points])});",
+            f"                {loop}{f.callee}({', '.join([*arguments, points])});",
         ]
         lines += [f'                CV_TICK("{f.name}");'] if profiled else []
     return "\n".join([*lines, "            }", "        }", "    }", "}"]) + "\n"

@@ -421,9 +421,7 @@ class _Loop:
                 return b.map(f.shape, lambda *i: f.element(E.const(step), i))
 
             running = [b.constant(np.ones((), bool))] if start is not None else []
-            results = self.c.subgraph(
-                self.body, [*map(value, before), *running, *states, *map(value, after)]
-            )
+            results = self.c.subgraph(self.body, [*map(value, before), *running, *states, *map(value, after)])
             if self.c.node.op == "Loop":
                 condition = self.c.tensor(results.pop(0), "the condition")
                 if start is not None:
@@ -542,4 +540,3 @@ class _Lifter:
             return E.load(self.members[source], (t, *n.args)) if source in self.members else None
 
         return E.transform(confined(e, self.numbers) if self.numbers else e, moved)
-

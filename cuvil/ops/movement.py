@@ -14,7 +14,7 @@ from cuvil.ir.expr import Expr, Operand
 from cuvil.ir.graph import ONNX_TYPES
 from cuvil.ir.primitives import Value, depends_on_data, elements, static
 from cuvil.ops.registry import Context, lowering
-from cuvil.ops.runtime import entry_of, kept_sizes, named
+from cuvil.ops.runtime import entry_of, kept_sizes, named, with_ones
 from cuvil.ops.windows import pad, padded_size
 
 
@@ -141,7 +141,7 @@ def unsqueeze(c: Context) -> Value:
     given = c.entries(1, "axes") or []
     rank = c.x.rank + len(given)
     if depends_on_data(*given):
-        return c.b.reshape(c.x, _with_ones(c, named(c.b, given, rank)))
+        return c.b.reshape(c.x, with_ones(c.b, c.x.shape, named(c.b, given, rank)))
     axes = c.static_ints(1, "axes") or []
     new = {c.normal(a, rank) for a in axes}
     if len(new) != len(axes):
@@ -149,19 +149,6 @@ def unsqueeze(c: Context) -> Value:
     source = iter(c.x.shape)
     sizes = [E.const(1) if i in new else next(source) for i in range(rank)]
     return c.b.map(sizes, lambda *i: c.x[tuple(v for k, v in enumerate(i) if k not in new)])
-
-
-def _with_ones(c: Context, new: Sequence[Expr]) -> list[Expr]:
-    """The sizes of the input in order, and 1 where the flag in `new` says so."""
-    sizes = []
-    taken: Expr = E.const(0)
-    for flag in new:
-        size = E.const(1)
-        for axis, n in enumerate(c.x.shape):
-            size = E.select(E.eq(taken, axis) & E.unary("not", flag), n, size)
-        sizes.append(size)
-        taken = taken + E.select(flag, 0, E.const(1))
-    return [c.b.derived(size, elements(E.maximum(n, 1) for n in c.x.shape)) for size in sizes]
 
 
 @lowering("Transpose")

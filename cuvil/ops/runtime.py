@@ -55,6 +55,19 @@ def kept_sizes(b: Builder, shape: Sequence[Expr], dropped: Sequence[Expr], rank:
     return found
 
 
+def with_ones(b: Builder, shape: Sequence[Expr], new: Sequence[Expr]) -> list[Expr]:
+    """The sizes of `shape` in order, and 1 where the flag in `new` says so."""
+    sizes = []
+    taken: Expr = E.const(0)
+    for flag in new:
+        size = E.const(1)
+        for axis, n in enumerate(shape):
+            size = E.select(E.eq(taken, axis) & E.unary("not", flag), n, size)
+        sizes.append(size)
+        taken = taken + E.select(flag, 0, E.const(1))
+    return [b.derived(size, elements(E.maximum(n, 1) for n in shape)) for size in sizes]
+
+
 def split_axes(b: Builder, x: Value, reduced: Sequence[Expr]) -> Value:
     """`x` as [*kept, *reduced]: of the two axes made of each one of `x`, the flag in `reduced` says which
     has its size; the other has size 1."""

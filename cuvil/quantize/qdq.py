@@ -232,7 +232,12 @@ class _Inserter:
         return self.constants[found]
 
     def node(
-        self, op: str, inputs: list[str], output: str, kind: TensorType, reader: Node,
+        self,
+        op: str,
+        inputs: list[str],
+        output: str,
+        kind: TensorType,
+        reader: Node,
         attrs: dict[str, Any] | None = None,
     ) -> str:
         name = self.fresh(output)

@@ -140,8 +140,13 @@ class Sequence:
         return self.rewriter.constant(f"{self.old.outputs[0]}.{what}", array)
 
     def add(
-        self, op: str, inputs: list[str], dtype: str, attrs: dict[str, Any] | None = None,
-        output: str = "", shape: tuple[int | str, ...] | None = None,
+        self,
+        op: str,
+        inputs: list[str],
+        dtype: str,
+        attrs: dict[str, Any] | None = None,
+        output: str = "",
+        shape: tuple[int | str, ...] | None = None,
     ) -> str:
         """Append a node; its result has the shape of the old one's unless told otherwise."""
         name = output or self.rewriter.fresh(f"{self.old.outputs[0]}.{op}")

@@ -26,7 +26,9 @@ from cuvil.schedule.storage import Layout, Storage
 
 
 class Tuner(Protocol):
-    """What a set of tuned kernels offers the scheduler."""
+    """What a set of tuned kernels offers the scheduler; `staged`: see `Schedule`."""
+
+    staged: bool
 
     @property
     def budget(self) -> strips.Budget | None:
@@ -66,6 +68,7 @@ class Schedule:
         lower_bound: bytes that no plan can beat.
         aliases: roots that share memory with a root they replace in place.
         known: per data-dependent symbol, the kernel after which its value is there.
+        staged: loops over bytes are printed in parts that compilers vectorize better.
         lives: first and last kernel that touches each root of the arena (its in-place heirs included).
         strips: the chains of kernels that run strip by strip, in order.
     """
@@ -82,6 +85,7 @@ class Schedule:
     lives: dict[Value, tuple[int, int]] = field(default_factory=dict)
     known: dict[Expr, int] = field(default_factory=dict)
     strips: list[strips.Strips] = field(default_factory=list)
+    staged: bool = False
 
     def size(self, root: Value) -> Expr:
         """Bytes of the arena that a root value takes: a window of rows once for each thread."""
@@ -102,7 +106,7 @@ def schedule(program: Program, tuner: Tuner | None = None) -> Schedule:
     placer.run()
     if tuner is not None:
         tuner.prepare(program, storage, placer)
-    result = Schedule(program, storage)
+    result = Schedule(program, storage, staged=tuner is not None and tuner.staged)
     kernels, result.strips = build_kernels(program, storage, placer, tuner)
     result.kernels = guard(kernels, storage, {storage.root(v) for v in program.pinned})
     pack_constants(result)

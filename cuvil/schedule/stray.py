@@ -30,7 +30,7 @@ def stray_is_safe(
     layout = storage.layout(storage.root(anchor))
     block = layout.block
     axis = layout.blocked_axis
-    if block <= 1 or axis < 0 or axis >= anchor.rank:
+    if block <= 1 or axis < 0 or axis >= anchor.rank or {a for a, _, n in layout.dims if n} != {axis}:
         return False
     if (static(anchor.shape[axis]) or 1) % block == 0:
         return True

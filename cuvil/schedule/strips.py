@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr
@@ -82,12 +82,21 @@ class Span:
 
 @dataclass(frozen=True)
 class Stage:
-    """One kernel of a chain: it has `rows` rows of `points` points each, of which a strip needs `span`; those
-    of all samples one after the other, or (`each`) the same points for any sample."""
+    """One kernel of a chain.
+
+    Attributes:
+        rows: that it has, of which a strip needs `span`.
+        axis: number of its parallel variable that counts the rows.
+        outer: points of the variables before that (without the batch, which comes first).
+        points: points of those after it.
+        each: it does the same for any sample; else the points of all samples are there one after the other.
+    """
 
     rows: int
-    points: int
     span: Span
+    axis: int
+    outer: int
+    points: int
     each: bool = False
 
     def inside(self, row: int) -> int:
@@ -317,9 +326,9 @@ def _is_image(value: Value) -> bool:
     return value.rank == 4 and all(static(n) is not None for n in value.shape[1:])
 
 
-def by_rows(kernel: Kernel, span: Span, rows: int) -> tuple[Kernel, Stage] | None:
-    """The kernel with the points of a row side by side, in order of the `rows` that it writes, and what it is
-    in its chain; None where a point is not part of one row."""
+def by_rows(kernel: Kernel, span: Span, rows: int) -> Stage | None:
+    """What a kernel is in a chain where it needs the rows of `span` of the `rows` that it writes; None where a
+    point is not part of one row."""
     row: Expr | None = None
     batch: Expr | None = None
     stores = [s for s in walk(kernel.body) if isinstance(s, Store) and s.target in kernel.writes]
@@ -331,14 +340,16 @@ def by_rows(kernel: Kernel, span: Span, rows: int) -> tuple[Kernel, Stage] | Non
     micros = [s for s in walk(kernel.body) if isinstance(s, Micro) and s.writes[0] in kernel.writes]
     if row is None or micros or kernel.slot is not None:
         return None
-    if batch is not None and batch not in kernel.parallel:
+    if batch is not None and batch is not kernel.parallel[0]:
         return None
-    rest = [v for v in kernel.parallel if v not in (row, batch)]
-    points = static(E.product(v.args[0] for v in rest))
-    if points is None:
+    axis, first = kernel.parallel.index(row), 0 if batch is None else 1
+    outer, points = (
+        static(E.product(v.args[0] for v in part))
+        for part in (kernel.parallel[first:axis], kernel.parallel[axis + 1 :])
+    )
+    if outer is None or points is None:
         return None
-    outer = [row] if batch is None else [batch, row]
-    return replace(kernel, parallel=(*outer, *rest)), Stage(rows, points, span, batch is None)
+    return Stage(rows, span, axis, outer, points, batch is None)
 
 
 Remake = Callable[[Kernel], Kernel]
@@ -372,11 +383,12 @@ def build(
     stages: list[Stage] = []
     for old, (value, span) in zip(plain, targets):
         rows = static(value.shape[ROW]) or 0
-        made = by_rows(remake(old), span, rows)
-        if made is None or _is_tuned(made[0]) != _is_tuned(old):
+        kernel = remake(old)
+        stage = by_rows(kernel, span, rows)
+        if stage is None or _is_tuned(kernel) != _is_tuned(old):
             break
-        kernels.append(made[0])
-        stages.append(made[1])
+        kernels.append(kernel)
+        stages.append(stage)
     if len(kernels) < len(plain):
         for root, layout in before.items():
             del storage.layouts[root]

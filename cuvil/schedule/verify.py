@@ -120,7 +120,8 @@ def strips(s: Schedule) -> None:
         for k, stage in zip(kernels, chain.stages):
             total = E.product(v.args[0] for v in k.parallel)
             samples = E.const(1) if stage.each else chain.batch
-            check(total is samples * (stage.rows * stage.points), k.name, "has another number of points")
+            points = stage.outer * stage.rows * stage.points
+            check(total is samples * points, k.name, "has another number of points")
         computed = [row for piece in range(chain.pieces) for row in _piece(s, chain, kernels, piece)]
         check(computed == [*range(chain.stages[-1].rows)], kernels[-1].name, "does not compute each row once")
 
@@ -158,7 +159,7 @@ def _window_rows(
 ) -> list[tuple[Value, int, int, int]]:
     """(window, scale, first, last): row ``r`` of a kernel writes or reads rows ``scale * r + first`` to
     ``scale * r + last`` of a window."""
-    row = k.parallel[0 if stage.each else 1]
+    row = k.parallel[stage.axis]
     found: dict[tuple[Value, int, int, int], None] = {}
     for x in walk(k.body):
         touched = [(x.target, x.indices)] if written and isinstance(x, Store) else []

@@ -168,9 +168,7 @@ def read(path: str | os.PathLike[str]) -> Project:
     return replace(project, targets=tuple(map(below, project.targets)), models=models)
 
 
-def configured(
-    target: Target, quantization: str, threads: int | None, accuracy: str | None = None
-) -> Target:
+def configured(target: Target, quantization: str, threads: int | None, accuracy: str | None = None) -> Target:
     """`target` with the arithmetic asked for (``profile``: its own) and, unless None, `threads` on every CPU
     and `accuracy` on every device.
 

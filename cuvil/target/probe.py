@@ -28,6 +28,7 @@ ASSUMED_FREQUENCY = 2e9
 MEMORY_GRAIN = 1 << 26
 """Sizes of memory are rounded down to this: kernels differ in what they keep for themselves."""
 
+
 def best_isa(arch: str, flags: Iterable[str]) -> str:
     """The largest instruction set of `arch` all of whose features are among `flags` (Linux' names)."""
     available = frozenset(flags)

@@ -149,7 +149,8 @@ class Target:
                 "calibration": _plain(self.quantization.calibration),
             }
         if stage == "codegen":
-            keep = "name kind isa cores threads accuracy peak_f32 peak_i8 caches cpus".split()
+            keep = {"name", "kind", "isa", "cores", "threads", "accuracy"}
+            keep |= {"peak_f32", "peak_i8", "caches", "cpus"}
             return {
                 "arch": self.triple.arch,
                 "os": self.triple.os,

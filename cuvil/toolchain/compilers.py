@@ -45,10 +45,26 @@ PROGRESS_AFTER_S = 2.0
 OPT_LEVELS = ("0", "1", "2", "3", "s", "z")
 SANITIZERS = ("address", "undefined", "thread")
 
-_C_FLAGS = ("-std=gnu11", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math",
-            "-fopenmp-simd", "-fno-stack-protector", "-fno-ident", "-U_FORTIFY_SOURCE")
-_FREESTANDING_FLAGS = ("-ffreestanding", "-fno-pic", "-fno-unwind-tables", "-fno-asynchronous-unwind-tables",
-                       "-fshort-enums", "-ffunction-sections", "-fdata-sections")
+_C_FLAGS = (
+    "-std=gnu11",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fopenmp-simd",
+    "-fno-stack-protector",
+    "-fno-ident",
+    "-U_FORTIFY_SOURCE",
+)
+_FREESTANDING_FLAGS = (
+    "-ffreestanding",
+    "-fno-pic",
+    "-fno-unwind-tables",
+    "-fno-asynchronous-unwind-tables",
+    "-fshort-enums",
+    "-ffunction-sections",
+    "-fdata-sections",
+)
 _LINK_FLAGS = ("-Wl,--build-id=none", "-Wl,--as-needed", "-Wl,-z,relro", "-Wl,-z,noexecstack")
 
 
@@ -90,9 +106,11 @@ class Options:
     flags: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for what, values, allowed in (("opt_level", (self.opt_level,), OPT_LEVELS),
-                                      ("contract", (self.contract,), ("fast", "off")),
-                                      ("sanitize", self.sanitize, SANITIZERS)):
+        for what, values, allowed in (
+            ("opt_level", (self.opt_level,), OPT_LEVELS),
+            ("contract", (self.contract,), ("fast", "off")),
+            ("sanitize", self.sanitize, SANITIZERS),
+        ):
             for value in values:
                 if value not in allowed:
                     raise ToolchainError(f"{what} {value!r} is not one of {', '.join(allowed)}")
@@ -117,8 +135,12 @@ class Compiler:
 
     def identity(self, options: Options = Options()) -> dict[str, object]:
         """All that decides outputs besides the sources, JSON-like, without paths, for a build's signature."""
-        return {"compiler": self.version, "machine": self.machine.identity(),
-                "compile": list(self.flags(options)), "link": list(self._link_flags(options))}
+        return {
+            "compiler": self.version,
+            "machine": self.machine.identity(),
+            "compile": list(self.flags(options)),
+            "link": list(self._link_flags(options)),
+        }
 
     def flags(self, options: Options = Options(), *, assembly: bool = False) -> tuple[str, ...]:
         """Flags of one compilation, without defines, folders and files."""
@@ -128,8 +150,12 @@ class Compiler:
         flags = list(self._machine_flags(baseline=False))
         if assembly:
             return (*flags, "-g0", "-Wa,--noexecstack")
-        flags += [*_C_FLAGS, f"-O{options.opt_level}", f"-ffp-contract={options.contract}",
-                  "-g1" if sanitize else "-g0"]
+        flags += [
+            *_C_FLAGS,
+            f"-O{options.opt_level}",
+            f"-ffp-contract={options.contract}",
+            "-g1" if sanitize else "-g0",
+        ]
         if self.machine.os == "freestanding":
             flags += _FREESTANDING_FLAGS
         if self.machine.arch in ("x86", "x86_64"):
@@ -137,12 +163,22 @@ class Compiler:
         if self.family == "zig":
             flags.append("-fno-sanitize=undefined")
         if sanitize:
-            flags += [f"-fsanitize={','.join(sanitize)}", "-fno-sanitize-recover=all",
-                      "-fno-omit-frame-pointer"]
+            flags += [
+                f"-fsanitize={','.join(sanitize)}",
+                "-fno-sanitize-recover=all",
+                "-fno-omit-frame-pointer",
+            ]
         return (*flags, *options.flags)
 
-    def compile_command(self, source: StrPath, object: StrPath, options: Options = Options(), *,
-                        include_dirs: Sequence[StrPath] = (), defines: Sequence[str] = ()) -> list[str]:
+    def compile_command(
+        self,
+        source: StrPath,
+        object: StrPath,
+        options: Options = Options(),
+        *,
+        include_dirs: Sequence[StrPath] = (),
+        defines: Sequence[str] = (),
+    ) -> list[str]:
         """The command that compiles `source`; it must run in `source`'s folder."""
         source = _absolute(source)
         assembly = source.suffix in (".s", ".S")
@@ -156,8 +192,15 @@ class Compiler:
             command += [f"-D{d}" for d in defines]
         return [*command, *(f"-I{d}" for d in folders), "-c", source.name, "-o", str(_absolute(object))]
 
-    def compile(self, source: StrPath, object: StrPath, options: Options = Options(), *,
-                include_dirs: Sequence[StrPath] = (), defines: Sequence[str] = ()) -> None:
+    def compile(
+        self,
+        source: StrPath,
+        object: StrPath,
+        options: Options = Options(),
+        *,
+        include_dirs: Sequence[StrPath] = (),
+        defines: Sequence[str] = (),
+    ) -> None:
         """Compile one C (``.c``) or assembler (``.s``, preprocessed ``.S``) file.
 
         Args:
@@ -171,8 +214,9 @@ class Compiler:
         if not source.is_file():
             raise ToolchainError("no such source file", str(source))
         with _output(object) as temporary:
-            command = self.compile_command(source, temporary, options, include_dirs=include_dirs,
-                                           defines=defines)
+            command = self.compile_command(
+                source, temporary, options, include_dirs=include_dirs, defines=defines
+            )
             self._run(command, source.parent, temporary.parent, f"compile {source.name}")
 
     def archive(self, objects: Sequence[StrPath], library: StrPath) -> None:
@@ -181,8 +225,15 @@ class Compiler:
             command = [*self._archiver(), "qcsD", str(temporary), *_strings(objects)]
             self._run(command, temporary.parent, temporary.parent, f"archive {Path(library).name}")
 
-    def link_shared(self, objects: Sequence[StrPath], library: StrPath, soname: str | None = None, *,
-                    libs: Sequence[str] = (), options: Options = Options()) -> None:
+    def link_shared(
+        self,
+        objects: Sequence[StrPath],
+        library: StrPath,
+        soname: str | None = None,
+        *,
+        libs: Sequence[str] = (),
+        options: Options = Options(),
+    ) -> None:
         """Link objects and archives into a shared library that leaves no symbol undefined.
 
         Args:
@@ -199,18 +250,38 @@ class Compiler:
             extra.append("-Wl,-z,defs")
         self._link(objects, library, extra, libs, options)
 
-    def link_executable(self, objects: Sequence[StrPath], executable: StrPath, *, libs: Sequence[str] = (),
-                        static: bool = False, options: Options = Options()) -> None:
+    def link_executable(
+        self,
+        objects: Sequence[StrPath],
+        executable: StrPath,
+        *,
+        libs: Sequence[str] = (),
+        static: bool = False,
+        options: Options = Options(),
+    ) -> None:
         """Link objects and archives into a program; with zig, `static` needs a musl machine."""
         if static and self.family == "zig" and self.machine.abi.startswith("gnu"):
             raise ToolchainError("zig links glibc dynamically only, use the musl triple", self.machine.triple)
         self._link(objects, executable, ["-static"] if static else [], libs, options)
 
-    def _link(self, objects: Sequence[StrPath], output: StrPath, extra: list[str], libs: Sequence[str],
-              options: Options) -> None:
+    def _link(
+        self,
+        objects: Sequence[StrPath],
+        output: StrPath,
+        extra: list[str],
+        libs: Sequence[str],
+        options: Options,
+    ) -> None:
         with _output(output) as temporary:
-            command = [*self.command, *self._link_flags(options), *extra, *_strings(objects),
-                       *(f"-l{name}" for name in libs), "-o", str(temporary)]
+            command = [
+                *self.command,
+                *self._link_flags(options),
+                *extra,
+                *_strings(objects),
+                *(f"-l{name}" for name in libs),
+                "-o",
+                str(temporary),
+            ]
             self._run(command, temporary.parent, temporary.parent, f"link {Path(output).name}")
 
     def _link_flags(self, options: Options) -> tuple[str, ...]:
@@ -224,8 +295,11 @@ class Compiler:
         if self.family == "zig":
             return ("-target", machine.zig_triple, f"-mcpu={'baseline' if baseline else machine.zig_cpu}")
         target = (f"--target={machine.gnu_triple}",) if self.family == "clang" else ()
-        bare_arm = ("-mthumb", f"-mfloat-abi={'hard' if machine.abi.endswith('hf') else 'soft'}") \
-            if (machine.arch, machine.os) == ("arm", "freestanding") else ()
+        bare_arm = (
+            ("-mthumb", f"-mfloat-abi={'hard' if machine.abi.endswith('hf') else 'soft'}")
+            if (machine.arch, machine.os) == ("arm", "freestanding")
+            else ()
+        )
         of_cpu = (self.family, machine.arch) == ("gcc", "arm") and machine.cpu != "baseline"
         return (*target, *bare_arm, *machine.gcc_flags, *(["-mfpu=auto"] if of_cpu else []))
 
@@ -244,8 +318,14 @@ class Compiler:
             env["ZIG_LOCAL_CACHE_DIR"] = str(scratch / "cache")
         tool = f"zig {command[1]}" if self.family == "zig" else Path(command[0]).name
         try:
-            with subprocess.Popen(command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                  stderr=subprocess.STDOUT) as process:
+            with subprocess.Popen(
+                command,
+                cwd=cwd,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            ) as process:
                 try:
                     output = self._wait(process, f"{tool}: {what}")
                 except BaseException:
@@ -264,8 +344,14 @@ class Compiler:
                 return process.communicate(timeout=PROGRESS_AFTER_S)[0]
             except subprocess.TimeoutExpired:
                 first_link = self.family == "zig" and ": link" in what
-                self.progress(f"{what} is still running" + (
-                    ", the first for a target builds its C library in up to a minute" if first_link else ""))
+                self.progress(
+                    f"{what} is still running"
+                    + (
+                        ", the first for a target builds its C library in up to a minute"
+                        if first_link
+                        else ""
+                    )
+                )
         return process.communicate()[0]
 
 
@@ -298,8 +384,10 @@ def find(name: str, machine: Machine, progress: Progress | None = None) -> Compi
     if family == "gcc":
         arch = _stdout((path, "-dumpmachine")).split("-")[0]
         if arch != machine.gnu_triple.split("-")[0]:
-            raise ToolchainError(f"compiler {command!r} makes {arch} code, not {machine.arch}; "
-                                 f"name a cross compiler or use 'zig'")
+            raise ToolchainError(
+                f"compiler {command!r} makes {arch} code, not {machine.arch}; "
+                f"name a cross compiler or use 'zig'"
+            )
     return Compiler(family, (path,), machine, progress)
 
 
@@ -383,8 +471,14 @@ def _version(family: str, command: tuple[str, ...]) -> str:
 @functools.cache
 def _stdout(command: tuple[str, ...]) -> str:
     try:
-        return subprocess.run(command, capture_output=True, check=True, text=True, stdin=subprocess.DEVNULL,
-                              env={**os.environ, "LC_ALL": "C"}).stdout
+        return subprocess.run(
+            command,
+            capture_output=True,
+            check=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "LC_ALL": "C"},
+        ).stdout
     except (OSError, subprocess.CalledProcessError) as error:
         raise ToolchainError(f"cannot run {shlex.join(command)}: {error}") from error
 

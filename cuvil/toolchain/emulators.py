@@ -40,8 +40,13 @@ def available(machine: Machine) -> bool:
     return command(machine) is not None
 
 
-def run(executable: str | os.PathLike[str], machine: Machine, args: Sequence[str] = (), stdin: bytes = b"",
-        timeout: float | None = None) -> subprocess.CompletedProcess[bytes]:
+def run(
+    executable: str | os.PathLike[str],
+    machine: Machine,
+    args: Sequence[str] = (),
+    stdin: bytes = b"",
+    timeout: float | None = None,
+) -> subprocess.CompletedProcess[bytes]:
     """Run a program to its end.
 
     Args:
@@ -63,13 +68,15 @@ def run(executable: str | os.PathLike[str], machine: Machine, args: Sequence[str
         how = f"install qemu-user for qemu-{machine.arch}" if machine.os == "linux" else "run it on the board"
         raise ToolchainError(f"no way to run programs for {machine.triple} here, {how}", str(executable))
     try:
-        done = subprocess.run([*prefix, os.path.abspath(executable), *args], input=stdin, capture_output=True,
-                              timeout=timeout)
+        done = subprocess.run(
+            [*prefix, os.path.abspath(executable), *args], input=stdin, capture_output=True, timeout=timeout
+        )
     except OSError as error:
         raise ToolchainError(f"cannot be run: {error.strerror}", str(executable)) from error
     except subprocess.TimeoutExpired as error:
         raise ToolchainError(f"did not end within {timeout:g} s", str(executable)) from error
     if done.returncode == -signal.SIGILL:
-        raise ToolchainError(f"has an instruction for cpu {machine.zig_cpu!r} that the CPU here lacks",
-                             str(executable))
+        raise ToolchainError(
+            f"has an instruction for cpu {machine.zig_cpu!r} that the CPU here lacks", str(executable)
+        )
     return done

@@ -17,15 +17,33 @@ from cuvil.errors import ToolchainError
 DEFAULT_GLIBC = "2.28"
 """glibc that zig links against where the triple names none: that of RHEL 8 and of manylinux_2_28."""
 
-_ARCH_ALIASES = {"amd64": "x86_64", "arm64": "aarch64", "i386": "x86", "i586": "x86", "i686": "x86",
-                 "armv6l": "arm", "armv7": "arm", "armv7a": "arm", "armv7l": "arm", "armv8l": "arm"}
+_ARCH_ALIASES = {
+    "amd64": "x86_64",
+    "arm64": "aarch64",
+    "i386": "x86",
+    "i586": "x86",
+    "i686": "x86",
+    "armv6l": "arm",
+    "armv7": "arm",
+    "armv7a": "arm",
+    "armv7l": "arm",
+    "armv8l": "arm",
+}
 _VENDORS = ("unknown", "pc", "none")
 _SYSTEMS = ("freestanding", "linux")
 _BARE_GNU_TRIPLES = {"arm": "arm-none-eabi", "riscv64": "riscv64-unknown-elf"}
 _AARCH64_GCC_FEATURES = {"fullfp16": "fp16", "neon": "simd", "fp_armv8": "fp"}
-_CPUINFO_KEYS = ("vendor_id", "cpu family", "model", "flags",  # x86
-                 "CPU implementer", "CPU part", "Features",  # Arm
-                 "isa", "uarch")  # RISC-V
+_CPUINFO_KEYS = (
+    "vendor_id",
+    "cpu family",
+    "model",
+    "flags",  # x86
+    "CPU implementer",
+    "CPU part",
+    "Features",  # Arm
+    "isa",
+    "uarch",
+)  # RISC-V
 
 
 @dataclass(frozen=True)
@@ -53,11 +71,13 @@ class Machine:
         for what, sign, names in (("cpu", "", (self.cpu,)), ("feature", "-?", self.features)):
             for name in names:
                 if not re.fullmatch(rf"{sign}\w[\w.]*", name, re.ASCII):
-                    raise ToolchainError(f"{what} {name!r} is not a name of letters, digits, '_' and '.'",
-                                         self.triple)
+                    raise ToolchainError(
+                        f"{what} {name!r} is not a name of letters, digits, '_' and '.'", self.triple
+                    )
         if self.cpu == "native" and not self.runs_here:
-            raise ToolchainError("cpu 'native' is that of another architecture, name one or use 'baseline'",
-                                 self.triple)
+            raise ToolchainError(
+                "cpu 'native' is that of another architecture, name one or use 'baseline'", self.triple
+            )
 
     @property
     def arch(self) -> str:
@@ -122,8 +142,10 @@ class Machine:
         removed = any(f.startswith("-") for f in self.features)
         if self.arch in ("x86", "x86_64"):
             names = [f.replace("sse4_", "sse4.").replace("_", "-") for f in self.features]
-            return (*([] if cpu == "baseline" else [f"-march={cpu}"]),
-                    *(f"-mno-{name[1:]}" if name.startswith("-") else f"-m{name}" for name in names))
+            return (
+                *([] if cpu == "baseline" else [f"-march={cpu}"]),
+                *(f"-mno-{name[1:]}" if name.startswith("-") else f"-m{name}" for name in names),
+            )
         if self.arch == "aarch64":
             suffix = ""
             for feature in self.features:
@@ -137,8 +159,11 @@ class Machine:
             single = "".join(f for f in self.features if len(f) == 1)
             return ("-march=" + "_".join([f"rv64gc{single}", *(f for f in self.features if len(f) > 1)]),)
         if self.features:
-            raise ToolchainError(f"features {', '.join(self.features)} have no form that gcc and clang "
-                                 f"share, name a cpu that has them or use 'zig'", self.triple)
+            raise ToolchainError(
+                f"features {', '.join(self.features)} have no form that gcc and clang "
+                f"share, name a cpu that has them or use 'zig'",
+                self.triple,
+            )
         return () if cpu == "baseline" else (f"-mcpu={cpu}",)
 
     def musl(self) -> Machine:
@@ -149,8 +174,11 @@ class Machine:
 
     def identity(self) -> dict[str, object]:
         """What code for it depends on, JSON-like; CPU ``native`` is replaced by what the running one is."""
-        return {"triple": self.triple, "cpu": host_cpu() if self.cpu == "native" else self.cpu,
-                "features": list(self.features)}
+        return {
+            "triple": self.triple,
+            "cpu": host_cpu() if self.cpu == "native" else self.cpu,
+            "features": list(self.features),
+        }
 
 
 def host_arch() -> str:
@@ -185,8 +213,11 @@ def _normalise(triple: str) -> str:
     parts = triple.split("-")
     if len(parts) == 4 and parts[1] in _VENDORS:
         del parts[1]
-    if len(parts) != 3 or not all(re.fullmatch(r"[a-z0-9_]+", part) for part in parts[:2]) \
-            or not re.fullmatch(r"[a-z0-9_]+(\.\d+)*", parts[2]):
+    if (
+        len(parts) != 3
+        or not all(re.fullmatch(r"[a-z0-9_]+", part) for part in parts[:2])
+        or not re.fullmatch(r"[a-z0-9_]+(\.\d+)*", parts[2])
+    ):
         raise ToolchainError(f"triple {triple!r} is not of the form arch-os-abi, as in 'aarch64-linux-gnu'")
     arch, system, abi = parts
     if system == "none":  # arm-none-eabi, riscv64-unknown-none-elf

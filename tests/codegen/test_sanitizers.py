@@ -19,6 +19,7 @@ import cuvil
 
 Source = Callable[[], onnx.ModelProto]
 
+
 def odd_line() -> onnx.ModelProto:
     """A convolution of single channels over a line of 33, whose result another reads channel by channel:
     its lanes are places along the line, and do not fill the last vector.  What it reads is needed again,

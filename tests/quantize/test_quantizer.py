@@ -134,9 +134,7 @@ class Compiled:
 def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     source, folder = MODELS / request.param, tmp_path_factory.mktemp(request.param)
     model = source / f"{request.param}.onnx"
-    session = cuvil.compile(
-        model, quantization="int8", calibration=source / "calibration.npz", output=folder
-    )
+    session = cuvil.compile(model, quantization="int8", calibration=source / "calibration.npz", output=folder)
     with np.load(source / "test.npz") as arrays:
         test = dict(arrays)
     float_session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])

@@ -14,7 +14,7 @@ from cuvil.ir.verify import InternalError
 from cuvil.schedule import verify
 from cuvil.schedule.plan import Schedule
 from cuvil.schedule.storage import Layout, blocked
-from cuvil.schedule.strips import SHARE, Span, Stage, Strips, by_rows
+from cuvil.schedule.strips import SHARE, Span, Strips, by_rows
 
 KIB = 1024
 
@@ -230,10 +230,9 @@ def test_the_verifier_counts_points_and_rows() -> None:
     s = scheduled(residual(), 256 * KIB)
     (chain,) = s.strips
     *rest, last = chain.stages
+    more = replace(last, points=last.points + 1)
     with pytest.raises(InternalError, match="number of points"):
-        verify.strips(
-            _with(s, replace(chain, stages=(*rest, Stage(last.rows, last.points + 1, last.span, True))))
-        )
+        verify.strips(_with(s, replace(chain, stages=(*rest, more))))
     with pytest.raises(InternalError, match="each row once"):
         verify.strips(_with(s, replace(chain, rows=chain.rows - 1)))
 

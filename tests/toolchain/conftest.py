@@ -63,8 +63,12 @@ def sources(tmp_path: Path) -> Path:
 
 def write_sources(folder: Path) -> Path:
     (folder / "include").mkdir(parents=True)
-    for name, text in (("library.c", LIBRARY_C), ("weights.S", WEIGHTS_S), ("main.c", MAIN_C),
-                       ("include/api.h", API_H)):
+    for name, text in (
+        ("library.c", LIBRARY_C),
+        ("weights.S", WEIGHTS_S),
+        ("main.c", MAIN_C),
+        ("include/api.h", API_H),
+    ):
         (folder / name).write_text(text)
     (folder / "include" / "weights.bin").write_bytes(bytes(range(10, 20)))
     return folder

@@ -33,8 +33,9 @@ def build(compiler: Compiler, sources: Path, out: Path, options: Options = PLAIN
     objects = []
     for name in ("library.c", "weights.S"):
         objects.append(out / f"{name}.o")
-        compiler.compile(sources / name, objects[-1], options, include_dirs=[sources / "include"],
-                         defines=["SHIFT=100"])
+        compiler.compile(
+            sources / name, objects[-1], options, include_dirs=[sources / "include"], defines=["SHIFT=100"]
+        )
     compiler.archive(objects, out / "libsample.a")
     compiler.link_shared(objects, out / "libsample.so", libs=["m"], options=options)
     return out / "libsample.a", out / "libsample.so"
@@ -61,8 +62,9 @@ def test_library_computes(family: str, sources: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("options", [PLAIN, Options(sanitize=("undefined",))], ids=["plain", "sanitized"])
-def test_same_bytes_in_any_folder(family: str, options: Options, tmp_path: Path,
-                                  monkeypatch: pytest.MonkeyPatch) -> None:
+def test_same_bytes_in_any_folder(
+    family: str, options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiler = require(family, BASELINE)
     if family == "zig" and options.sanitize:
         pytest.skip("zig brings no sanitizer runtime")
@@ -109,8 +111,9 @@ def test_failed_compile(family: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_shared_library_must_be_complete(family: str, sources: Path, tmp_path: Path) -> None:
     compiler = require(family, BASELINE)
-    compiler.compile(sources / "library.c", tmp_path / "library.o", include_dirs=[sources / "include"],
-                     defines=["SHIFT=0"])
+    compiler.compile(
+        sources / "library.c", tmp_path / "library.o", include_dirs=[sources / "include"], defines=["SHIFT=0"]
+    )
     with pytest.raises(CompileError, match=r"could not link libx\.so: .*weights"):
         compiler.link_shared([tmp_path / "library.o"], tmp_path / "libx.so", libs=["m"])
     assert not (tmp_path / "libx.so").exists()
@@ -120,8 +123,9 @@ def test_shared_library_must_be_complete(family: str, sources: Path, tmp_path: P
 def test_contraction_is_a_choice(family: str, tmp_path: Path) -> None:
     """Of a*b - c, where c is a*b rounded, a fused operation leaves the rounding error, two leave zero."""
     compiler = require(family, Machine())
-    (tmp_path / "fma.c").write_text("__attribute__((visibility(\"default\")))\n"
-                                    "float f(float a, float b, float c) { return a * b - c; }\n")
+    (tmp_path / "fma.c").write_text(
+        '__attribute__((visibility("default")))\nfloat f(float a, float b, float c) { return a * b - c; }\n'
+    )
     result = {}
     for contract in ("fast", "off"):
         out = tmp_path / f"lib{contract}.so"
@@ -130,20 +134,24 @@ def test_contraction_is_a_choice(family: str, tmp_path: Path) -> None:
         compiler.link_shared([out.with_suffix(".o")], out, options=options)
         f = ctypes.CDLL(str(out)).f
         f.restype, f.argtypes = ctypes.c_float, [ctypes.c_float] * 3
-        x = 1 + 2.0 ** -12
+        x = 1 + 2.0**-12
         result[contract] = f(x, x, ctypes.c_float(x * x).value)
     assert result["off"] == 0
     if "fma" in str(compiler.machine.identity()["cpu"]).split() or compiler.machine.arch == "aarch64":
-        assert result["fast"] == 2.0 ** -24
+        assert result["fast"] == 2.0**-24
 
 
-@pytest.mark.parametrize(("sanitizer", "body", "finding"), [
-    ("address", "volatile int a[4] = {0}; return a[argc + 3];", b"stack-buffer-overflow"),
-    ("undefined", "volatile int a = 0x7fffffff; return a + argc;", b"signed integer overflow"),
-])
+@pytest.mark.parametrize(
+    ("sanitizer", "body", "finding"),
+    [
+        ("address", "volatile int a[4] = {0}; return a[argc + 3];", b"stack-buffer-overflow"),
+        ("undefined", "volatile int a = 0x7fffffff; return a + argc;", b"signed integer overflow"),
+    ],
+)
 @pytest.mark.parametrize("family", ["gcc", "clang"])
-def test_sanitizers_stop_the_program(family: str, sanitizer: str, body: str, finding: bytes,
-                                     tmp_path: Path) -> None:
+def test_sanitizers_stop_the_program(
+    family: str, sanitizer: str, body: str, finding: bytes, tmp_path: Path
+) -> None:
     compiler = require(family, BASELINE)
     options = Options("1", sanitize=(sanitizer,))
     (tmp_path / "bug.c").write_text(f"int main(int argc, char **argv) {{ {body} }}\n")
@@ -192,11 +200,13 @@ def test_auto_prefers_what_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert compilers.find("auto", Machine("sparc64-linux-gnu", "baseline")).family == "zig"
     assert compilers.find("auto", Machine(f"{BASELINE.triple}.2.30", "baseline")).family == "zig"
     gcc = tmp_path / "gcc"
-    gcc.write_text(f"#!{sys.executable}\nimport sys\n"
-                   f"answers = {{'--version': 'gcc 12.0.0', '-dumpmachine': '{BASELINE.gnu_triple}',\n"
-                   "           '-dM': '#define __GNUC__ 12'}\n"
-                   "print(answers.get(sys.argv[1], 'fatal error: math.h: No such file'))\n"
-                   "sys.exit(sys.argv[1] not in answers)\n")
+    gcc.write_text(
+        f"#!{sys.executable}\nimport sys\n"
+        f"answers = {{'--version': 'gcc 12.0.0', '-dumpmachine': '{BASELINE.gnu_triple}',\n"
+        "           '-dM': '#define __GNUC__ 12'}\n"
+        "print(answers.get(sys.argv[1], 'fatal error: math.h: No such file'))\n"
+        "sys.exit(sys.argv[1] not in answers)\n"
+    )
     gcc.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert compilers.find("gcc", BASELINE).version == "gcc 12.0.0"
@@ -216,7 +226,7 @@ def test_missing_compilers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert messages == {
         ("gcc", BASELINE): "compiler 'gcc' is not on PATH; install it (Debian: gcc) or use 'zig'",
         ("gcc", cross): "compiler 's390x-linux-gnu-gcc' is not on PATH; "
-                        "install it (Debian: gcc-s390x-linux-gnu) or use 'zig'",
+        "install it (Debian: gcc-s390x-linux-gnu) or use 'zig'",
         ("clang", BASELINE): "compiler 'clang' is not on PATH; install it (Debian: clang) or use 'zig'",
         ("tcc", BASELINE): "compiler 'tcc' is not on PATH; give its path, or use 'zig', which always works",
     }

@@ -13,8 +13,9 @@ def program(compiler: compilers.Compiler, sources: Path, out: Path, static: bool
     objects = []
     for name in ("main.c", "library.c", "weights.S"):
         objects.append(out / f"{name}.o")
-        compiler.compile(sources / name, objects[-1], include_dirs=[sources / "include"],
-                         defines=["SHIFT=100"])
+        compiler.compile(
+            sources / name, objects[-1], include_dirs=[sources / "include"], defines=["SHIFT=100"]
+        )
     compiler.archive(objects[1:], out / "libsample.a")
     compiler.link_executable([objects[0], out / "libsample.a"], out / "main", static=static, libs=["m"])
     return out / "main"
@@ -29,11 +30,14 @@ def test_runs_here(sources: Path, tmp_path: Path) -> None:
     assert emulators.run(exe, machine).returncode == 9
 
 
-@pytest.mark.parametrize(("triple", "cpu", "arch"), [
-    ("aarch64-linux-gnu", "cortex_a72", "aarch64"),
-    ("arm-linux-gnueabihf", "cortex_a7", "arm"),
-    pytest.param("riscv64-linux-gnu", "baseline", "riscv64", marks=pytest.mark.slow),
-])
+@pytest.mark.parametrize(
+    ("triple", "cpu", "arch"),
+    [
+        ("aarch64-linux-gnu", "cortex_a72", "aarch64"),
+        ("arm-linux-gnueabihf", "cortex_a7", "arm"),
+        pytest.param("riscv64-linux-gnu", "baseline", "riscv64", marks=pytest.mark.slow),
+    ],
+)
 def test_cross_compiled_runs(triple: str, cpu: str, arch: str, sources: Path, tmp_path: Path) -> None:
     machine = Machine(triple, cpu).musl()
     compiler = compilers.find("zig", machine)
@@ -53,8 +57,9 @@ def test_no_way_to_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert not emulators.available(foreign)
     with pytest.raises(ToolchainError) as error:
         emulators.run("exe", foreign)
-    assert str(error.value) == ("exe: no way to run programs for s390x-linux-gnu here, install qemu-user for "
-                                "qemu-s390x")
+    assert str(error.value) == (
+        "exe: no way to run programs for s390x-linux-gnu here, install qemu-user for qemu-s390x"
+    )
     with pytest.raises(ToolchainError, match="arm-freestanding-eabi here, run it on the board"):
         emulators.run("exe", Machine("arm-none-eabi", "cortex_m4"))
 
@@ -66,9 +71,15 @@ def test_emulator_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(Path, "is_dir", lambda self: self == Path("/usr/s390x-linux-gnu"))
     assert emulators.command(Machine("s390x-linux-gnu", "baseline")) == [
-        str(tmp_path / "qemu-s390x-static"), "-L", "/usr/s390x-linux-gnu"]
+        str(tmp_path / "qemu-s390x-static"),
+        "-L",
+        "/usr/s390x-linux-gnu",
+    ]
     assert emulators.command(Machine("riscv64-linux-musl", "baseline", ("v",))) == [
-        str(tmp_path / "qemu-riscv64"), "-cpu", "rv64,v=true,vext_spec=v1.0"]
+        str(tmp_path / "qemu-riscv64"),
+        "-cpu",
+        "rv64,v=true,vext_spec=v1.0",
+    ]
 
 
 def test_programs_that_do_not_end_well(tmp_path: Path) -> None:

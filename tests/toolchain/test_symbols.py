@@ -26,8 +26,9 @@ __attribute__((visibility("default"))) void *take(int n) {
 """
 
 
-@pytest.fixture(params=["x86_64-linux-gnu", "aarch64-linux-gnu", "arm-linux-gnueabihf",
-                        "powerpc-linux-gnueabihf"])
+@pytest.fixture(
+    params=["x86_64-linux-gnu", "aarch64-linux-gnu", "arm-linux-gnueabihf", "powerpc-linux-gnueabihf"]
+)
 def machine(request: pytest.FixtureRequest) -> Machine:
     """64 and 32 bits, little and big endian."""
     return Machine(request.param, "baseline")
@@ -106,7 +107,7 @@ def test_damaged_object(tmp_path: Path) -> None:
     refused = 0
     damaged = [whole[:n] for n in range(0, len(whole), 97)]
     places = (*range(64), *range(len(whole) - 512, len(whole), 3))
-    damaged += [whole[:i] + b"\xff" + whole[i + 1:] for i in places]
+    damaged += [whole[:i] + b"\xff" + whole[i + 1 :] for i in places]
     for content in damaged:
         path.write_bytes(content)
         try:

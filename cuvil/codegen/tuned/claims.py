@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cuvil.codegen.tuned import attention, contract, layouts, pack, transpose, winograd
+from cuvil.codegen.tuned import attention, contract, depthwise, layouts, pack, transpose, winograd
 from cuvil.codegen.tuned.isa import Tiles, tiles
 from cuvil.ir.expr import Expr
 from cuvil.ir.loops import Kernel, Stmt
@@ -30,6 +30,7 @@ class TunedKernels:
         threads: int = 1,
     ) -> None:
         self.tiles, self.machine, self.budget, self.threads = shapes, machine, budget, threads
+        self.staged = shapes.dot
         self.contractions: dict[Value, pack.Contraction] = {}
         self.convolutions: dict[Value, winograd.Convolution] = {}
         self.attentions: dict[Group, attention.Attention] = {}
@@ -48,7 +49,8 @@ class TunedKernels:
                     if chosen is not None:
                         self.convolutions[value] = chosen
                         continue
-                found = pack.pack(program, storage, value, self.tiles)
+                found = depthwise.find(storage, value, self.tiles)
+                found = found or pack.pack(program, storage, value, self.tiles)
                 if found is not None:
                     self.contractions[value] = found
 

@@ -104,6 +104,7 @@ class Builder:
         self.fixed = fixed or {}
         self.lanes = c.vectors * tiles.width
         self.acc_type = d.body.dtype
+        self.vnni = c.dot and tiles.vnni and (c.a.dtype, c.w.dtype) == ("uint8", "int8")
         self.mapping: dict[Expr, Expr] = {}
 
     def run(self) -> tuple[tuple[Expr, ...], list[Stmt]] | None:
@@ -139,7 +140,8 @@ class Builder:
         count = static(panel.args[0]) if panel.op == "var" else None
         if count is None or not self.c.panel.is_constant or self.c.dot:
             return 1
-        choices = [n for n in range(1, 10 // self.c.vectors + 1) if count % n == 0]
+        lanes = {n: n * self.lanes for n in range(1, 10 // self.c.vectors + 1) if count % n == 0}
+        choices = [n for n, size in lanes.items() if 0 in (size % self.c.pitch, self.c.pitch % size)]
         return min(choices, key=lambda n: abs(n * self.c.vectors - 8), default=1)
 
     def _panels_first(self) -> bool:
@@ -156,7 +158,7 @@ class Builder:
         rows = self._joined(list(self.c.rows))
         if not rows:
             return [], [Rows(E.const(0), {}, (0,))]
-        tile = self.tiles.rows(self.c.vectors)
+        tile = self.tiles.rows(self.c.vectors, 2 if self.c.dot and not self.vnni else 1)
         last = rows[-1]
         size, along = static(last.args[0]), static(self.row_step(last))
         if size is None or along is None:
@@ -281,7 +283,7 @@ class Builder:
         kernel = Tile(
             rows.offsets, rows.count is not None, tuple(n for n, _ in loops), c.vectors * wide,
             self.tiles.width, c.a.dtype, c.w.dtype, self.acc_type, c.dot, self._ahead(lanes), c.pitch,
-            self._apart(),
+            self._apart(), vnni=self.vnni, lanewise=c.lanewise,
         )  # fmt: skip
         start = {**rows.at, c.column: panel * self.lanes}
         a_at = tuple(self._logical(i, start) for i in c.a.args)
@@ -301,7 +303,7 @@ class Builder:
         """Elements from one panel of constant weights to the next."""
         c = self.c
         total = static(self.storage.elements(c.panel)) if c.panel.is_constant else None
-        if total is None:
+        if total is None or c.lanewise:
             return 0
         *batch, columns = (c.panel.array.shape[i] for i in (*range(len(c.batch)), -1))
         panels = math.prod(batch) * -(-columns // c.lanes) * (c.lanes // c.pitch)
@@ -348,14 +350,15 @@ class Builder:
         columns = static(self.c.column.args[0])
         if columns is None:
             left = self.c.column.args[0] - panel * self.lanes
-            return over_rows(strips(E.const(0), E.minimum(E.maximum(left, 0), lanes)))
-        full, rest = divmod(columns % lanes, strip)
+            rest = over_rows(strips(E.const(0), E.minimum(E.maximum(left, 0), lanes)))
+            return [If(E.le(lanes, left), tuple(over_rows(strips(E.const(0), lanes))), tuple(rest))]
+        full, few = divmod(columns % lanes, strip)
         everything = over_rows(whole(lanes // strip))
-        if not full and not rest:
+        if not full and not few:
             return everything
-        if rest and strip == block and stray_is_safe(self.storage, members, inner, members[-1], self.c.value):
-            full, rest = full + 1, 0
-        last = over_rows(whole(full) + (strips(E.const(full * strip), rest) if rest else []))
+        if few and strip == block and stray_is_safe(self.storage, members, inner, members[-1], self.c.value):
+            full, few = full + 1, 0
+        last = over_rows(whole(full) + (strips(E.const(full * strip), few) if few else []))
         more = E.lt(panel, columns // lanes * wide)
         return last if more.is_const and not more.attr else [If(more, tuple(everything), tuple(last))]
 

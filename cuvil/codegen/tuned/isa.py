@@ -21,13 +21,15 @@ class Tiles:
     Attributes:
         width: float32 elements of a vector.
         registers: vector registers.
-        dot: there is an instruction that multiplies and adds four bytes into an int32.
+        dot: bytes are multiplied in groups of four, and each group's sum added to an int32.
+        vnni: one instruction does that for unsigned times signed ones.
         packing: the ISA for which constants are packed where code for several shares them, else None.
     """
 
     width: int
     registers: int
     dot: bool
+    vnni: bool = False
     packing: Tiles | None = None
 
     def vectors(self, columns: int | None, spatial: bool, rows: int | None) -> int:
@@ -68,9 +70,10 @@ class Tiles:
         fitting = (v for v, n in columns.items() if lanes % n == 0 and 0 in (n % pitch, pitch % n))
         return next(fitting, 1)
 
-    def rows(self, vectors: int) -> int:
-        """Rows of a tile with so many vectors: what the registers hold beside the operands."""
-        return max(1, min(MAX_ROWS, (self.registers - vectors - 1) // vectors))
+    def rows(self, vectors: int, halves: int = 1) -> int:
+        """Rows of a tile with so many vectors: what the registers hold beside the operands, which come in
+        so many parts."""
+        return max(1, min(MAX_ROWS, (self.registers - (vectors + 1) * halves) // vectors))
 
 
 def tiles(options: Mapping[str, Any], packing: Tiles | None = None) -> Tiles:
@@ -78,5 +81,5 @@ def tiles(options: Mapping[str, Any], packing: Tiles | None = None) -> Tiles:
     bits, arch = int(options.get("vector_bits", 128)), options.get("arch", "")
     if bits not in (128, 256, 512):
         bits = 128
-    registers, dot = int(options.get("vector_registers", 16)), bool(options.get("dot_i8"))
-    return Tiles(bits // 32, registers, dot and arch == "x86_64", packing)
+    registers, dot = int(options.get("vector_registers", 16)), arch == "x86_64"
+    return Tiles(bits // 32, registers, dot, dot and bool(options.get("dot_i8")), packing)

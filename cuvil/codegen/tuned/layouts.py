@@ -46,9 +46,34 @@ def assign(program: Program, storage: Storage, placer: Placer) -> None:
         root = storage.root(value)
         if root in region:
             storage.layouts[root] = blocked(root.rank, 1, BLOCK)
+    _interleave_bytes(program, storage)
     for value in list(program.values):
         if storage.root(value) in region:
             _pack_channel_weights(program, storage, value)
+
+
+def _interleave_bytes(program: Program, storage: Storage) -> None:
+    """The bytes that convolutions read in planes get channels side by side, for products in groups of four:
+    those of an image in blocks of 4 or 8."""
+    kept = {storage.root(v) for v in program.pinned}
+    for value in program.values:
+        d = value.definition
+        if not is_contraction(value) or value.rank < 3 or not isinstance(d, Reduce):
+            continue
+        if not _is_convolution(value, d):
+            continue
+        for e in definition_loads(value):
+            source, root = e.attr, storage.root(e.attr)
+            channels = static(source.shape[1]) if source.rank == value.rank else None
+            inner = channels is not None and any(r in E.variables(e.args[1]) for r in d.reduced)
+            if not inner or source.dtype not in ("uint8", "int8") or d.axes[1] in E.variables(*e.args):
+                continue
+            if channels is None or channels < 3 or root in kept or root in storage.layouts:
+                continue
+            alike = root.rank == value.rank and root.shape[1] is source.shape[1]
+            if isinstance(root.definition, Map) and alike:
+                block = next((b for b in (4, 8) if channels <= b), BLOCK)
+                storage.layouts[root] = blocked(root.rank, 1, block)
 
 
 def _wants(value: Value, region: set[Value]) -> bool:

@@ -45,7 +45,9 @@ class Tile:
         nests: the loops over k, one nest after the other.
         vectors, width: vectors per row, and their elements.
         a, w, acc: element types.
-        dot: k runs in groups of 4 bytes that one instruction multiplies and adds (VNNI).
+        dot: k runs in groups of 4 bytes, in `w` side by side.
+        vnni: one instruction multiplies and adds such a group.
+        lanewise: `a` has an element for each lane, as a depthwise convolution's channels.
         ahead: elements of `w` to prefetch ahead (the same place in the next panel), 0 for none.
         pitch: columns of a panel, which lie side by side in `w`; those of the tile if 0.
         apart: elements of `w` from one panel to the next, where a tile covers several.
@@ -65,6 +67,8 @@ class Tile:
     pitch: int = 0
     apart: int = 0
     adds: bool = False
+    vnni: bool = False
+    lanewise: bool = False
 
     @property
     def lanes(self) -> int:
@@ -102,12 +106,13 @@ class Tile:
         a, w, acc = _ELEMENT[self.a], _ELEMENT[self.w], _ELEMENT[self.acc]
         parameters = [f"const {a} *restrict a", f"const {w} *restrict w", f"{acc} *restrict acc"]
         parameters += [f"cv_idx {n}" for n in self.run_time]
-        lines = ["#include <immintrin.h>"] if self.dot else []
+        intrinsics = self.dot or self.lanewise
+        lines = ["#include <immintrin.h>"] if intrinsics else []
         lines += [
             f"static __attribute__((noinline)) void {self.name}({', '.join(parameters)}) {{",
             f"    typedef {acc} V __attribute__((vector_size({self.width * 4})));",
         ]
-        if not self.dot and self.w != self.acc:
+        if not self.dot and not self.lanewise and self.w != self.acc:
             lines.append(f"    typedef {w} W __attribute__((vector_size({self.width})));")
         if self.stride:
             for p in range(len(self.rows)):
@@ -173,13 +178,7 @@ class Tile:
                 offset = self.ahead + self._place(u, column)
                 lines.append(f"{pad}    __builtin_prefetch(w + {offset}, 0, 2);")
             for b in range(self.vectors):
-                at = self._place(u, b * self.width)
-                if self.dot or self.w == self.acc:
-                    lines.append(f"{pad}    const V w{b} = *(const V *)(w + {at});")
-                else:
-                    lines.append(
-                        f"{pad}    const V w{b} = __builtin_convertvector(*(const W *)(w + {at}), V);"
-                    )
+                lines += [f"{pad}    {line}" for line in self._weights(b, self._place(u, b * self.width))]
             for p, row in enumerate(self.rows):
                 base = f"a{p}[o" if self.stride else f"a[o + {row}"
                 if u:
@@ -188,17 +187,71 @@ class Tile:
             lines.append(f"{pad}}}")
         return lines
 
+    def _weights(self, b: int, at: int) -> list[str]:
+        """The vectors of `w` from an element on, as the products need them."""
+        if self.lanewise:
+            low = f" w{b} &= 0xFFFF;" if self.w == "int8" else ""
+            return [f"V w{b}; {self._widen(f'w{b}', self.w, f'w + {at}')}{low}"]
+        if not self.dot and self.w != self.acc:
+            return [f"const V w{b} = __builtin_convertvector(*(const W *)(w + {at}), V);"]
+        if not self.dot or self.vnni:
+            return [f"const V w{b} = *(const V *)(w + {at});"]
+        bits, prefix = self._intrinsics
+        load = f"const __m{bits}i w{b} = *(const __m{bits}i *)(w + {at})"
+        return [f"{load}, {self._halves(f'w{b}', self.w)};"]
+
+    @property
+    def _intrinsics(self) -> tuple[int, str]:
+        """The bits of a vector, and how the intrinsic functions for such vectors start."""
+        bits = self.width * 32
+        return bits, "_mm" if bits == 128 else f"_mm{bits}"
+
+    def _halves(self, name: str, dtype: str) -> str:
+        """Declarators of a vector's even and odd bytes, each as 16 bits."""
+        bits, prefix = self._intrinsics
+        right = f"{prefix}_srai_epi16" if dtype == "int8" else f"{prefix}_srli_epi16"
+        return f"{name}e = {right}({prefix}_slli_epi16({name}, 8), 8), {name}o = {right}({name}, 8)"
+
+    def _widen(self, name: str, dtype: str, at: str) -> str:
+        """Statements that fill a vector with bytes as int32; gcc has no instruction for vectors of its own
+        that are converted to four times their size."""
+        bits, prefix = self._intrinsics
+        kind = "epu8" if dtype == "uint8" else "epi8"
+        if self.width == 4:
+            load = f"int32_t y; __builtin_memcpy(&y, {at}, 4); __m128i z = _mm_cvtsi32_si128(y);"
+            with_sign = f"{name} = (V)_mm_srai_epi32(_mm_unpacklo_epi16(z, z), 24);"
+            plain = f"{name} = (V)_mm_unpacklo_epi16(_mm_unpacklo_epi8(z, o), o);"
+            if dtype == "int8":
+                return f"{{ {load} z = _mm_unpacklo_epi8(z, z); {with_sign} }}"
+            return f"{{ {load} const __m128i o = _mm_setzero_si128(); {plain} }}"
+        load = "_mm_loadu_si128" if self.width == 16 else "_mm_loadl_epi64"
+        return f"{name} = (V){prefix}_cvt{kind}_epi32({load}((const __m128i *)({at})));"
+
     def _multiply(self, p: int, element: str) -> str:
-        if self.dot:
-            bits = self.width * 32
-            prefix = "_mm" if bits == 128 else f"_mm{bits}"
+        """The products of one row's element, or group, of `a` with all vectors of `w`."""
+        bits, prefix = self._intrinsics
+        vector, vectors = f"__m{bits}i", range(self.vectors)
+        if self.lanewise:
+            load = " ".join(
+                f"V x{b}; {self._widen(f'x{b}', self.a, f'&{element} + {b * self.width}')}" for b in vectors
+            )
+            terms = [f"c{b}_{p} += (V){prefix}_madd_epi16(({vector})x{b}, ({vector})w{b});" for b in vectors]
+        elif self.dot:
             load = f"int32_t x; __builtin_memcpy(&x, &{element}, 4); "
-            load += f"const __m{bits}i v = {prefix}_set1_epi32(x);"
-            terms = [
-                f"c{b}_{p} = (V){prefix}_dpbusd_epi32((__m{bits}i)c{b}_{p}, v, (__m{bits}i)w{b});"
-                for b in range(self.vectors)
-            ]
+            load += f"const {vector} v = {prefix}_set1_epi32(x)"
+            if self.vnni:
+                load += ";"
+                terms = [
+                    f"c{b}_{p} = (V){prefix}_dpbusd_epi32(({vector})c{b}_{p}, v, ({vector})w{b});"
+                    for b in vectors
+                ]
+            else:
+                load += f", {self._halves('v', self.a)};"
+                terms = [
+                    f"c{b}_{p} += (V){prefix}_madd_epi16(ve, w{b}e) + (V){prefix}_madd_epi16(vo, w{b}o);"
+                    for b in vectors
+                ]
         else:
             load = f"const {_ELEMENT[self.acc]} x = {element};"
-            terms = [f"c{b}_{p} += w{b} * x;" for b in range(self.vectors)]
+            terms = [f"c{b}_{p} += w{b} * x;" for b in vectors]
         return f"{{ {load} {' '.join(terms)} }}"

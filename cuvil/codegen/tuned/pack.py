@@ -20,8 +20,15 @@ from cuvil.codegen.tuned.isa import BLOCK, Tiles
 from cuvil.ir import evaluate
 from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr
-from cuvil.ir.primitives import Constant, Map, Program, Reduce, Value, static
+from cuvil.ir.primitives import Constant, Map, Program, Reduce, Value, operands, static
+from cuvil.schedule.fuse import is_contraction
 from cuvil.schedule.storage import Layout, Storage, coefficient
+
+TYPES = frozenset((
+    ("float32", "float32", "float32"),
+    *((a, w, "int32") for a in ("uint8", "int8") for w in ("uint8", "int8")),
+))  # fmt: skip
+"""Element types of the operands, and of the sum."""
 
 
 @dataclass(eq=False)
@@ -40,6 +47,7 @@ class Contraction:
         lanes: columns are padded to a multiple of it.
         spatial: the rows are a convolution's positions (tiles of pixels).
         dot: bytes in groups of four.
+        lanewise: `a` has an element for each column.
     """
 
     value: Value
@@ -55,6 +63,7 @@ class Contraction:
     lanes: int
     spatial: bool
     dot: bool
+    lanewise: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +91,10 @@ def recognise(value: Value) -> _Match | None:
     reduced = [r for r in d.reduced if static(r.args[0]) != 1]
     if not reduced:
         return None
-    for a, w in ((factors[0], factors[1]), (factors[1], factors[0])):
+    orders = [(factors[0], factors[1]), (factors[1], factors[0])]
+    for a, w in sorted(orders, key=lambda pair: pair[1].dtype != "int8"):
+        if (a.dtype, w.dtype, d.body.dtype) not in TYPES:
+            continue
         in_a, in_w = E.variables(*a.args), E.variables(*w.args)
         rows = [x for x in axes if x not in in_w]
         batch = [x for x in axes if x in in_a and x in in_w]
@@ -128,12 +140,7 @@ def pack(program: Program, storage: Storage, value: Value, tiles: Tiles) -> Cont
     if found is None or not isinstance(d, Reduce):
         return None
     a, w, rows, column, k = found.a, found.w, found.rows, found.column, found.k
-    types = (a.dtype, w.dtype, d.body.dtype)
-    if types not in (
-        ("float32", "float32", "float32"),
-        ("uint8", "int8", "int32"),
-        ("int8", "int8", "int32"),
-    ):
+    if d.body.dtype not in ("float32", "int32"):
         return None
     spatial = storage.layout(storage.root(value)).block > 1 or _is_window(a, rows, k)
     constant = isinstance(w.attr.definition, Constant)
@@ -168,12 +175,16 @@ def pack(program: Program, storage: Storage, value: Value, tiles: Tiles) -> Cont
         return None
     size = static(order[-1].args[0])
     together = bool(block) or static(steps[order[-1]] or 0) == 1
-    dot = tiles.dot and types[:2] == ("uint8", "int8") and together
+    dot = tiles.dot and d.body.dtype == "int32" and together
     if dot and (size is None or (size % 4 and not block)):
         dot = False
     pitch = lanes if packing is tiles else math.gcd(lanes, BLOCK)
-    panel = _panel(program, storage, value, factor, found.batch, order, column, (pitch, lanes), dot, block)
-    new_w = E.load(panel, [*found.batch, *order, column])
+    layout = _layout(len(found.batch), len(order), (pitch, lanes), dot, block)
+    panel, new_w = w.attr, w
+    index = [*found.batch, *order, column]
+    if not dot or constant or w.attr is a.attr or not _lay_out(program, storage, value, w, index, layout):
+        panel = _panel(program, storage, value, factor, index, layout)
+        new_w = E.load(panel, index)
     to = d.body.dtype
     value.definition = Reduce(d.axes, d.reduced, d.op, E.cast(a, to) * E.cast(new_w, to))
     vectors = lanes // tiles.width if packing is tiles else tiles.within(lanes, vectors)
@@ -233,21 +244,31 @@ def _k_order(storage: Storage, a: Expr, k: Sequence[Expr]) -> list[Expr]:
     return [*rest, *blocked]
 
 
+def _lay_out(
+    program: Program, storage: Storage, value: Value, w: Expr, order: Sequence[Expr], layout: Layout
+) -> bool:
+    """Give the operand itself the layout of a panel with axes in that order, where it can have it."""
+    source = w.attr
+    axes = {v: i for i, v in enumerate(w.args) if v.op == "var"}
+    rest = [static(s) for i, s in enumerate(source.shape) if i not in axes.values()]
+    if source.scan is not None or not isinstance(source.definition, Map) or set(axes) != set(order):
+        return False
+    if any(n != 1 for n in rest) or source in program.pinned or source in storage.layouts:
+        return False
+    if storage.root(source) is not source or any(storage.root(v) is source for v in storage.placements):
+        return False
+    if any(v is not value and is_contraction(v) and source in operands(v) for v in program.values):
+        return False
+    dims = tuple((axes[order[axis]], divisor, modulus) for axis, divisor, modulus in layout.dims)
+    units = ((i, 1, 0) for i in range(source.rank) if i not in axes.values())
+    storage.layouts[source] = Layout((*units, *dims))
+    return True
+
+
 def _panel(
-    program: Program,
-    storage: Storage,
-    value: Value,
-    w: Expr,
-    batch: Sequence[Expr],
-    k: Sequence[Expr],
-    column: Expr,
-    lanes: tuple[int, int],
-    dot: bool,
-    block: int,
+    program: Program, storage: Storage, value: Value, w: Expr, order: Sequence[Expr], layout: Layout
 ) -> Value:
-    """The packed operand ``[batch..., k..., n]`` with its layout: panels of ``lanes[0]`` columns, padded to
-    a multiple of ``lanes[1]`` columns."""
-    order = [*batch, *k, column]
+    """The packed operand, a value of its own with axes in that order."""
     fresh = [E.var(v.args[0]) for v in order]
     body = E.substitute(w, dict(zip(order, fresh)))
     shape = tuple(v.args[0] for v in order)
@@ -255,22 +276,28 @@ def _panel(
     known = all(e.attr.is_constant for e in E.loads(w))
     if known and all(static(s) is not None for s in shape):
         panel.definition = Constant(np.asarray(evaluate.value(panel, lambda v: v.array)))
-    n = len(order) - 1
-    dims: list[tuple[int, int, int]] = [(i, 1, 0) for i in range(len(batch))]
+    storage.layouts[panel] = layout
+    program.values.insert(program.values.index(value), panel)
+    return panel
+
+
+def _layout(batch: int, k: int, lanes: tuple[int, int], dot: bool, block: int) -> Layout:
+    """The layout of a packed operand ``[batch..., k..., n]``: panels of ``lanes[0]`` columns, padded to a
+    multiple of ``lanes[1]`` columns."""
+    n = batch + k
+    dims: list[tuple[int, int, int]] = [(i, 1, 0) for i in range(batch)]
     pitch, padded = lanes
     dims += [(n, padded, 0), (n, pitch, padded // pitch)] if padded > pitch else [(n, pitch, 0)]
     inner = n - 1
     if block:
         dims.append((inner, block, 0))
-        dims += [(i, 1, 0) for i in range(len(batch), inner)]
+        dims += [(i, 1, 0) for i in range(batch, inner)]
         tail = (
             [(inner, 4, block // 4), (n, 1, pitch), (inner, 1, 4)]
             if dot
             else [(inner, 1, block), (n, 1, pitch)]
         )
     else:
-        dims += [(i, 1, 0) for i in range(len(batch), inner)]
+        dims += [(i, 1, 0) for i in range(batch, inner)]
         tail = [(inner, 4, 0), (n, 1, pitch), (inner, 1, 4)] if dot else [(inner, 1, 0), (n, 1, pitch)]
-    storage.layouts[panel] = Layout((*dims, *tail))
-    program.values.insert(program.values.index(value), panel)
-    return panel
+    return Layout((*dims, *tail))
