@@ -154,7 +154,7 @@ def shares(seconds: float, flops: float, moved: float, peak: float, bandwidth: f
 
 
 def peaks(isa: str, core: Sequence[int], before: tuple[float, float] = (0.0, 0.0)) -> tuple[float, float]:
-    """FLOP/s of a core and B/s that it reads from memory, the best of some tries and of what was found before."""
+    """FLOP/s of a core and B/s that it reads from memory, the best of some tries and of those `before`."""
     flops = max(measure.measure("peak_f32", isa, core) for _ in range(TRIES))
     return max(flops, before[0]), max(measure.measure("bandwidth", isa, core), before[1])
 

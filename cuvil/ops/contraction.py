@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from cuvil.errors import ModelError
 from cuvil.ir import expr as E
 from cuvil.ir.builder import Builder, broadcast_load
@@ -79,6 +81,9 @@ def matmul_integer(c: Context) -> Value:
 def integer_product(b: Builder, x: Value, x_zero: Value | None, y: Value, y_zero: Value | None) -> Value:
     """numpy's matmul of (x - x_zero) and (y - y_zero), in int32; zero points are scalars, or one per row
     of x and per column of y."""
+    if y_zero is not None and y.is_constant and y_zero.is_constant and y_zero.rank < 2 <= min(x.rank, y.rank):
+        if y_zero.array.any() and (x_zero is None or static(elements(x_zero.shape)) == 1):
+            return _off_centre(b, x, x_zero, y.array, y_zero.array)
     zero_y = y_zero is None or (y_zero.is_constant and not y_zero.array.any())
     if x_zero is None or not zero_y or static(elements(x_zero.shape)) != 1 or y.rank < 2:
         return matmul_value(b, _centred(b, x, x_zero, -2), _centred(b, y, y_zero, -1), "int32")
@@ -87,6 +92,27 @@ def integer_product(b: Builder, x: Value, x_zero: Value | None, y: Value, y_zero
     sums = b.reduce_axes("sum", y, [y.rank - 2], False, lambda e: E.cast(e, "int32"))
     zero = x_zero[(E.const(0),) * x_zero.rank]
     return b.map(product.shape, lambda *i: product[i] - E.cast(zero, "int32") * _column(sums, i, x.rank))
+
+
+def _off_centre(b: Builder, x: Value, x_zero: Value | None, weights: np.ndarray, zero: np.ndarray) -> Value:
+    """The product of bytes with constant ones, as int8: less their zero points where these bytes fit, else
+    less 128, and what is missing is taken off behind the sum, in integers that wrap as the sum does:
+    ``sum (x - z) (w - v) == sum x w - v sum x - z sum (w - v)``."""
+    centred = weights.astype(np.int32) - zero
+    fits = centred.min(initial=0) >= -128 and centred.max(initial=0) <= 127
+    middle = 128 if weights.dtype == np.uint8 else 0
+    near = centred if fits else weights.astype(np.int32) - middle
+    rest = b.constant(np.zeros(1, np.int32) if fits else np.atleast_1d(zero).astype(np.int32) - middle)
+    product = matmul_value(b, x, b.constant(near.astype(np.int8)), "int32")
+    columns = b.constant(centred.sum(axis=-2, dtype=np.int32))
+    rows = b.reduce_axes("sum", x, [x.rank - 1], False, lambda e: E.cast(e, "int32"))
+    z = E.const(0, "int32") if x_zero is None else E.cast(x_zero[(E.const(0),) * x_zero.rank], "int32")
+
+    def body(*i: Expr) -> Expr:
+        total = product[i] - z * broadcast_load(columns, (*i[:-2], i[-1]))
+        return total if fits else total - broadcast_load(rest, i) * broadcast_load(rows, i[:-1])
+
+    return b.map(product.shape, body)
 
 
 def _column(sums: Value, i: tuple[Expr, ...], rank: int) -> Expr:

@@ -21,7 +21,10 @@ _Result = TypeVar("_Result")
 CHAINS = 12
 """Multiply-adds in flight: more than latency times units of the cores there are."""
 
-STEPS = 4_000_000
+STEPS = 200_000
+PEAK_ROUNDS = 250
+"""Rounds of less than a millisecond each, so that some are not interrupted on a busy machine."""
+
 BUFFER_BYTES = 512 << 20
 """Larger than the caches of a share of any usual machine."""
 
@@ -73,7 +76,7 @@ def measure(what: str, isa: str, cpus: Sequence[int]) -> float:
         if what == "peak_f32":
             run = library.peak
             run.argtypes = [ctypes.c_long, ctypes.c_float, ctypes.c_float]
-            seconds = _fastest(lambda: _pinned(cpus[:1], lambda: run(STEPS, 0.5, 1.0)))
+            seconds = _pinned(cpus[:1], lambda: _fastest(lambda: run(STEPS, 0.5, 1.0), PEAK_ROUNDS))
             return STEPS * CHAINS * lanes * 2 / seconds
         return _bandwidth(library, cpus)
 
@@ -110,9 +113,9 @@ def _build(folder: Path, source: str, isa: str) -> ctypes.CDLL:
     return ctypes.CDLL(str(library))
 
 
-def _fastest(run: Callable[[], object]) -> float:
+def _fastest(run: Callable[[], object], rounds: int = ROUNDS) -> float:
     seconds = []
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         start = time.perf_counter()
         run()
         seconds.append(time.perf_counter() - start)

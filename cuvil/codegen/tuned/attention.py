@@ -240,7 +240,7 @@ class _Attention:
             count = E.const(height)
         offsets = (0,) * height if count is not None else tuple((along or 0) * p for p in range(height))
         rows = Rows(E.const(0), {query: start}, offsets, query, count=count)
-        body = builder.tile(panel, rows, loops)
+        body = builder.row_tile(panel, rows, loops)
         return [For(panel, columns, tuple(body))] if panel.op == "var" else body
 
     def _between(self, start: Expr, row: Expr) -> list[Stmt]:

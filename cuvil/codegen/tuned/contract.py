@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cuvil.codegen.tuned.isa import Tiles
 from cuvil.codegen.tuned.micro import KNest, Tile
@@ -119,7 +119,7 @@ class Builder:
         parallel = [*self.c.batch, *(numbers + outer if self._panels_first() else outer + numbers)]
         body: list[Stmt] = []
         for rows in choices:
-            inner = self.tile(panel, rows, loops)
+            inner = self.row_tile(panel, rows, loops)
             if rows.count is not None and rows.last is not None:
                 row, wide = E.var(rows.count, "p"), self._wide(panel)
                 one = Rows(E.const(0), {**rows.at, rows.last: rows.at[rows.last] + row}, (0,))
@@ -276,6 +276,17 @@ class Builder:
         unit = (v for v in self.d.axes if static(v.args[0]) == 1)
         zero = dict.fromkeys((*unit, *self.d.reduced), E.const(0))
         return E.substitute(E.substitute(e, self.mapping), {**zero, **self.fixed, **at})
+
+    def row_tile(self, panel: Expr, rows: Rows, loops: list[KLoops]) -> list[Stmt]:
+        """`tile`, apart where all rows of a run-time count are there, at offsets that are known."""
+        partial = self.tile(panel, rows, loops)
+        along = static(self.row_step(rows.last)) if rows.count is not None and rows.last is not None else None
+        if along is None or rows.count is None:
+            return partial
+        height = len(rows.offsets)
+        whole = replace(rows, offsets=tuple(p * along for p in range(height)), count=None)
+        full = self.tile(panel, whole, loops)
+        return [If(E.le(height, rows.count), tuple(full), tuple(partial))]
 
     def tile(self, panel: Expr, rows: Rows, loops: list[KLoops], wide: int = 1) -> list[Stmt]:
         """The sums of one tile by its micro-kernel, then the rest of the group; of `wide` panels."""
