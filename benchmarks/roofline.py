@@ -5,8 +5,8 @@ the least of many runs counts, for everything else on the machine only ever slow
 and bytes from DRAM are those of the cost model (`cuvil.cost`).  The peaks are measured several times in
 between, on one core, and the best counts: multiply-adds on full vectors, and reading memory
 (`cuvil.toolchain.measure`).  A kernel's roof is the peak, or its intensity (operations per byte) times the
-bandwidth where that is less.  Winograd kernels count the operations that they do, not those of the
-convolution that they replace.
+bandwidth where that is less.  Winograd kernels count with the operations of the convolution that they
+compute, although they multiply 2.25 to 4 times less often; so they may be above the roof.
 """
 
 from __future__ import annotations

@@ -174,33 +174,31 @@ class CRenderer:
         lines = [f"/* {comment(', '.join(kernel.origin) or kernel.name)} */"]
         # not inlined into the function that runs all kernels: compilers need far too long for a huge one
         lines.append(f"static CV_NOINLINE void {name}({', '.join([*parameters, 'cv_idx lo, cv_idx hi'])}) {{")
-        lines.append("    for (cv_idx point = lo; point < hi; point++) {")
-        lines += self._decode(kernel.parallel)
+        first, each, after = self._decode(kernel.parallel)
+        lines += [*first, "    for (cv_idx point = lo; point < hi; point++) {", *each]
         body = self._block(kernel.body, 2)
         unused = {self.scope.variables[v] for v in kernel.parallel} - {*re.findall(r"\w+", " ".join(body))}
-        lines += [*(f"        (void){n};" for n in sorted(unused)), *body, "    }", "}"]
+        lines += [*(f"        (void){n};" for n in sorted(unused)), *body, *after, "    }", "}"]
         points = E.product(v.args[0] for v in kernel.parallel)
         return Function(kernel, name, "\n".join(lines) + "\n", roots, symbols, points, fields)
 
-    def _decode(self, parallel: Sequence[Expr]) -> list[str]:
-        """The loop variables of a point, the last one fastest."""
-        lines = []
-        rest = "point"
+    def _decode(self, parallel: Sequence[Expr]) -> tuple[list[str], list[str], list[str]]:
+        """The loop variables of a point, the last one fastest: lines before the loop, and at the start and
+        the end of its body.  Where extents are symbolic they are counted on, for dividing by these is slow."""
+        counts = any(not v.args[0].is_const for v in parallel[1:])
+        pad, kind, rest = ("    ", "cv_idx", "lo") if counts else ("        ", "const cv_idx", "point")
+        lines = ["    if (lo >= hi) return;"] if counts else []
+        step = ""
         for position in range(len(parallel) - 1, -1, -1):
-            v = parallel[position]
-            name = self._declare_variable(v)
-            if position == 0:
-                lines.append(f"        const cv_idx {name} = {rest};")
-            else:
-                extent = self.index(v.args[0])
-                lines.append(f"        const cv_idx {name} = {rest} % {extent};")
-                if position:
-                    following = f"point{position}"
-                    lines.append(f"        const cv_idx {following} = {rest} / {extent};")
-                    rest = following
-        if not parallel:
-            lines.append("        (void)point;")
-        return lines
+            name, extent = self._declare_variable(parallel[position]), self.index(parallel[position].args[0])
+            lines.append(f"{pad}{kind} {name} = {rest}{f' % {extent}' if position else ''};")
+            step += f"if (++{name} == {extent}) {{ {name} = 0; " if position else f"{name}++;"
+            if position > 1:
+                lines.append(f"{pad}const cv_idx point{position} = {rest} / {extent};")
+            rest = f"point{position}" if position > 1 else f"{rest} / {extent}"
+        if counts:
+            return lines, [], [f"        {step}{' }' * (len(parallel) - 1)}"]
+        return [], lines if parallel else ["        (void)point;"], []
 
     def _roots(self, kernel: Kernel) -> tuple[list[Value], set[Value]]:
         """The roots that a kernel touches, written ones first, and the set of those."""

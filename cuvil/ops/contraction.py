@@ -81,10 +81,11 @@ def matmul_integer(c: Context) -> Value:
 def integer_product(b: Builder, x: Value, x_zero: Value | None, y: Value, y_zero: Value | None) -> Value:
     """numpy's matmul of (x - x_zero) and (y - y_zero), in int32; zero points are scalars, or one per row
     of x and per column of y."""
-    if y_zero is not None and y.is_constant and y_zero.is_constant and y_zero.rank < 2 <= min(x.rank, y.rank):
-        if y_zero.array.any() and (x_zero is None or static(elements(x_zero.shape)) == 1):
-            return _off_centre(b, x, x_zero, y.array, y_zero.array)
     zero_y = y_zero is None or (y_zero.is_constant and not y_zero.array.any())
+    matrices = min(x.rank, y.rank) > 1 and (x_zero is None or static(elements(x_zero.shape)) == 1)
+    known = y.is_constant and y_zero is not None and y_zero.is_constant and y_zero.rank < 2
+    if matrices and known and not zero_y and y_zero is not None:
+        return _off_centre(b, x, x_zero, y.array, y_zero.array)
     if x_zero is None or not zero_y or static(elements(x_zero.shape)) != 1 or y.rank < 2:
         return matmul_value(b, _centred(b, x, x_zero, -2), _centred(b, y, y_zero, -1), "int32")
     # sum (x - z) y == sum x y - z sum y, so that the sum itself runs on the bytes

@@ -35,11 +35,13 @@ class Group:
 
     Attributes:
         serial: in a recurrence the first axis is a sequence of steps, not independent iterations.
+        beside: the recurrences that it consists of where it has several, which threads may share.
     """
 
     members: list[Value]
     shared: int
     serial: bool = False
+    beside: tuple[Group, ...] = ()
 
     @property
     def anchor(self) -> Value:
@@ -139,7 +141,7 @@ class Grouper:
                 shared = self._mergeable(self.group_of[value], other)
                 if shared:
                     self._merge(self.group_of[value], other, shared)
-        return self._ordered()
+        return self._side_by_side(self._ordered())
 
     def _mergeable(self, first: Group, second: Group) -> int:
         """The number of shared axes of the merged group, 0 where they must stay apart."""
@@ -227,6 +229,24 @@ class Grouper:
                 done.add(group)
                 result.append(group)
                 stack.pop()
+        return result
+
+    def _side_by_side(self, groups: list[Group]) -> list[Group]:
+        """Groups in order, with a recurrence that depends on nothing from an earlier one on, such as the
+        other direction of a layer, as part of that one."""
+        result: list[Group] = []
+        place: dict[Group, int] = {}
+        for group in groups:
+            sources = {s for v in group.members for s in self.sources[v]} - {*group.members}
+            after = [place[self.group_of[s]] for s in sources if s in self.group_of]
+            later = range(max(after, default=-1) + 1, len(result)) if group.serial else range(0)
+            found = next((i for i in later if result[i].serial), len(result))
+            place[group] = found
+            if found == len(result):
+                result.append(group)
+                continue
+            parts = (*(result[found].beside or (result[found],)), group)
+            result[found] = Group([v for g in parts for v in g.members], 1, True, parts)
         return result
 
 

@@ -79,7 +79,7 @@ def build(
     elif isinstance(anchor.definition, Opaque):
         body = list(anchor.definition.body)
     elif group.serial:
-        body = _recurrence(nest, group, member)
+        parallel, body = _recurrences(nest, group, member)
     elif group.is_pointwise:
         parallel, body = _pointwise(nest, group)
     else:
@@ -476,6 +476,15 @@ def _redirect(statement: Stmt, v: Value, local: Value, dropped: int) -> Stmt:
 
 
 # --- recurrences, scatters, borders -----------------------------------------------------------------
+
+
+def _recurrences(nest: Nest, group: Group, member: Member) -> tuple[tuple[Expr, ...], list[Stmt]]:
+    """The steps of a recurrence, or of several side by side."""
+    if not group.beside:
+        return (), _recurrence(nest, group, member)
+    which = E.var(len(group.beside), "scan")
+    bodies = [_recurrence(nest, part, member) for part in group.beside]
+    return (which,), [If(E.eq(which, i), tuple(body)) for i, body in enumerate(bodies)]
 
 
 def _recurrence(nest: Nest, group: Group, member: Member) -> list[Stmt]:

@@ -343,10 +343,8 @@ def by_rows(kernel: Kernel, span: Span, rows: int) -> Stage | None:
     if batch is not None and batch is not kernel.parallel[0]:
         return None
     axis, first = kernel.parallel.index(row), 0 if batch is None else 1
-    outer, points = (
-        static(E.product(v.args[0] for v in part))
-        for part in (kernel.parallel[first:axis], kernel.parallel[axis + 1 :])
-    )
+    outer = static(E.product(v.args[0] for v in kernel.parallel[first:axis]))
+    points = static(E.product(v.args[0] for v in kernel.parallel[axis + 1 :]))
     if outer is None or points is None:
         return None
     return Stage(rows, span, axis, outer, points, batch is None)

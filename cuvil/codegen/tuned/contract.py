@@ -291,9 +291,11 @@ class Builder:
     def tile(self, panel: Expr, rows: Rows, loops: list[KLoops], wide: int = 1) -> list[Stmt]:
         """The sums of one tile by its micro-kernel, then the rest of the group; of `wide` panels."""
         c, zero, lanes = self.c, E.const(0), self.lanes * wide
+        # one row reads straight on, which the machine foresees by itself
+        ahead = self._ahead(lanes) if len(rows.offsets) > 1 else 0
         kernel = Tile(
             rows.offsets, rows.count is not None, tuple(n for n, _ in loops), c.vectors * wide,
-            self.tiles.width, c.a.dtype, c.w.dtype, self.acc_type, c.dot, self._ahead(lanes), c.pitch,
+            self.tiles.width, c.a.dtype, c.w.dtype, self.acc_type, c.dot, ahead, c.pitch,
             self._apart(), vnni=self.vnni, lanewise=c.lanewise,
         )  # fmt: skip
         start = {**rows.at, c.column: panel * self.lanes}

@@ -196,7 +196,7 @@ class Tile:
             return [f"const V w{b} = __builtin_convertvector(*(const W *)(w + {at}), V);"]
         if not self.dot or self.vnni:
             return [f"const V w{b} = *(const V *)(w + {at});"]
-        bits, prefix = self._intrinsics
+        bits, _ = self._intrinsics
         load = f"const __m{bits}i w{b} = *(const __m{bits}i *)(w + {at})"
         return [f"{load}, {self._halves(f'w{b}', self.w)};"]
 
@@ -208,14 +208,14 @@ class Tile:
 
     def _halves(self, name: str, dtype: str) -> str:
         """Declarators of a vector's even and odd bytes, each as 16 bits."""
-        bits, prefix = self._intrinsics
+        _, prefix = self._intrinsics
         right = f"{prefix}_srai_epi16" if dtype == "int8" else f"{prefix}_srli_epi16"
         return f"{name}e = {right}({prefix}_slli_epi16({name}, 8), 8), {name}o = {right}({name}, 8)"
 
     def _widen(self, name: str, dtype: str, at: str) -> str:
         """Statements that fill a vector with bytes as int32; gcc has no instruction for vectors of its own
         that are converted to four times their size."""
-        bits, prefix = self._intrinsics
+        _, prefix = self._intrinsics
         kind = "epu8" if dtype == "uint8" else "epi8"
         if self.width == 4:
             load = f"int32_t y; __builtin_memcpy(&y, {at}, 4); __m128i z = _mm_cvtsi32_si128(y);"
