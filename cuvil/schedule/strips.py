@@ -327,8 +327,8 @@ def _is_image(value: Value) -> bool:
 
 
 def by_rows(kernel: Kernel, span: Span, rows: int) -> Stage | None:
-    """What a kernel is in a chain that needs the rows of `span` of the `rows` that it writes; None where a point
-    is not part of one row."""
+    """What a kernel is in a chain that needs the rows of `span` of the `rows` that it writes; None where a
+    point is not part of one row."""
     row: Expr | None = None
     batch: Expr | None = None
     stores = [s for s in walk(kernel.body) if isinstance(s, Store) and s.target in kernel.writes]
