@@ -5,7 +5,8 @@ the least of many runs counts, for everything else on the machine only ever slow
 and bytes from DRAM are those of the cost model (`cuvil.cost`).  The peaks are measured several times in
 between, on one core, and the best counts: multiply-adds on full vectors, and reading memory
 (`cuvil.toolchain.measure`).  A kernel's roof is the peak, or its intensity (operations per byte) times the
-bandwidth where that is less.  Winograd kernels count with the operations of the convolution that they
+bandwidth where that is less.  The plot has the bytes of the tensors that a kernel touches instead, for most
+of them are in a cache.  Winograd kernels count with the operations of the convolution that they
 compute, although they multiply 2.25 to 4 times less often; so they may be above the roof.
 """
 
@@ -31,10 +32,11 @@ import cuvil
 from benchmarks.latency import machine
 from cuvil import artefacts, fsio, stages
 from cuvil.codegen.names import identifier
-from cuvil.cost.estimate import KernelCost, estimate
+from cuvil.cost.estimate import KernelCost, estimate, scheduled
 from cuvil.errors import CuvilError
 from cuvil.frontend.onnx_reader import read_model
 from cuvil.ir import expr
+from cuvil.schedule.plan import roots_of
 from cuvil.session import Session, configure
 from cuvil.target.schema import Target, load
 from cuvil.toolchain import measure
@@ -77,8 +79,9 @@ Row = dict[str, Any]
 
 def profiled(
     entry: ModelEntry, target: Target, folder: Path, runs: int = RUNS
-) -> tuple[dict[str, float], list[KernelCost]]:
-    """Seconds of each kernel of the model by name, the least of `runs` runs, and the kernels' predictions.
+) -> tuple[dict[str, float], list[KernelCost], dict[str, int]]:
+    """Seconds of each kernel of the model by name, the least of `runs` runs; the kernels' predictions; and
+    the bytes of the tensors that each touches.
 
     Raises:
         CuvilError: it cannot be compiled, or is for another machine.
@@ -93,6 +96,14 @@ def profiled(
     stages.run_interface(out, target.slice("codegen"))
     with expr.fresh():
         predicted = list(estimate(read_model(out.graph), target).kernels)
+        made = scheduled(read_model(out.graph), target.slice("partition"), device)
+        touched = {
+            kernel.name: sum(
+                expr.evaluate(made.storage.elements(root), {}) * expr.numpy_dtype(root.dtype).itemsize
+                for root in roots_of(kernel, made.storage)
+            )
+            for kernel in made.kernels
+        }
     ticker, library = _linked(out, target, device, folder)
     clock = ctypes.CDLL(str(ticker))
     clock.ticker_name.restype, clock.ticker_seconds.restype = ctypes.c_char_p, ctypes.c_double
@@ -105,7 +116,7 @@ def profiled(
         for i in range(clock.ticker_count()):
             name, seconds = clock.ticker_name(i).decode(), clock.ticker_seconds(i)
             best[name] = min(seconds, best.get(name, seconds))
-    return best, predicted
+    return best, predicted, touched
 
 
 def _linked(out: artefacts.Layout, target: Target, device: str, folder: Path) -> tuple[Path, Path]:
@@ -210,7 +221,7 @@ def draw(report: Mapping[str, Any], path: Path) -> None:
         for number, model in enumerate(dict.fromkeys(r["model"] for r in report["results"])):
             of = [r for r in report["results"] if r["model"] == model and r["gflops"]]
             whole = sum(r["us"] for r in of) or 1.0
-            intensity = [min(r["flops"] / r["dram_bytes"], x[-1]) if r["dram_bytes"] else x[-1] for r in of]
+            intensity = [min(r["flops"] / max(r["tensor_bytes"], 1), x[-1]) for r in of]
             axes.scatter(
                 np.maximum(intensity, x[0]),
                 [r["gflops"] for r in of],
@@ -222,9 +233,9 @@ def draw(report: Mapping[str, Any], path: Path) -> None:
         axes.set(
             xscale="log",
             yscale="log",
-            ylim=(peak / 2000, peak * 1.5),
+            ylim=(peak / 2000, peak * 4),
             ylabel="GFLOP/s",
-            xlabel="operations per byte from DRAM (right edge: all in caches)",
+            xlabel="operations per byte of the tensors touched",
         )
         legend = axes.legend(loc="lower right")
         for handle in legend.legend_handles:
@@ -257,17 +268,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for entry in entries:
         try:
             with tempfile.TemporaryDirectory(prefix="cuvil-") as folder:
-                seconds, predicted = profiled(entry, target, Path(folder), given.runs)
+                seconds, predicted, touched = profiled(entry, target, Path(folder), given.runs)
         except Unavailable as reason:
             print(f"{entry.name} is left out: {reason}", file=sys.stderr)
             continue
-        kernels += [(entry.name, s, k) for s, k in matched(seconds, predicted)]
+        kernels += [(entry.name, s, k, touched[k.name]) for s, k in matched(seconds, predicted)]
         best = peaks(isa, core, best)
     peak, bandwidth = best
     rows: list[Row] = [
         {"model": model, "kernel": k.name, "class": k.tag, "origin": list(k.origin)}
         | shares(s, k.flops + k.epilogue_flops, k.dram_bytes, peak, bandwidth)
-        for model, s, k in kernels
+        | {"tensor_bytes": moved}
+        for model, s, k, moved in kernels
     ]
     summary = classes(rows, peak)
     report = {

@@ -101,7 +101,8 @@ def test_directions_run_side_by_side(tmp_path: Path) -> None:
     assert [E.evaluate(E.product(v.args[0] for v in k.parallel), sizes) for k in s.kernels].count(2) == 1
     case = Case("both", s, feeds(model, sizes))
     one, two = (
-        Program([case], tmp_path / str(threads), isa("x86-64-v3"), (), threads).run(0)[0] for threads in (1, 2)
+        Program([case], tmp_path / str(threads), isa("x86-64-v3"), (), threads).run(0)[0]
+        for threads in (1, 2)
     )
     (wanted,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, case.feeds)
     assert np.array_equal(one, two)
