@@ -184,7 +184,7 @@ class CRenderer:
 
     def _decode(self, parallel: Sequence[Expr]) -> tuple[list[str], list[str], list[str]]:
         """The loop variables of a point, the last one fastest: lines before the loop, and at the start and
-        the end of its body.  Where extents are symbolic they are counted on, for dividing by these is slow."""
+        the end of its body.  Where extents are symbolic they are counted on: dividing by these is slow."""
         counts = any(not v.args[0].is_const for v in parallel[1:])
         pad, kind, rest = ("    ", "cv_idx", "lo") if counts else ("        ", "const cv_idx", "point")
         lines = ["    if (lo >= hi) return;"] if counts else []

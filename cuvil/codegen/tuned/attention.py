@@ -274,17 +274,13 @@ class _Attention:
                 body.append(For(key, key.args[0], (store,), "simd"))
                 continue
             number = numbers[v] = Value(v.name, value.dtype, ())
-            if isinstance(d, Map):
-                body += [Declare(number), Store(number, (), value)]
-                continue
-            last = body[-1] if body else None
-            made: tuple[Stmt, ...] = ()
-            if isinstance(last, For) and not last.reduction:  # in the same pass as what it sums up
-                body.pop()
-                made, value, key = last.body, E.substitute(value, {key: last.var}), last.var
-            add = Accumulate(number, (), d.op, value)
-            loop = For(key, key.args[0], (*made, add), "simd", reduction=((d.op, number),))
-            body += [Declare(number), Store(number, (), d.identity), loop]
+            body.append(Declare(number))
+            if isinstance(d, Reduce):
+                body.append(Store(number, (), d.identity))
+                add = Accumulate(number, (), d.op, value)
+                body.append(For(key, key.args[0], (add,), "simd", reduction=((d.op, number),)))
+            else:
+                body.append(Store(number, (), value))
         return body
 
 
