@@ -103,7 +103,7 @@ static inline float cv_tanh_f32(float x) { /* 5 ulp: a fraction in x * x, fitted
 }
 """),
     "sigmoid": (("bits",), """
-static inline float cv_sigmoid_f32(float x) { /* 3 ulp; 2e-38 below -87 */
+static inline float cv_sigmoid_f32(float x) { /* 3 ulp; 0 below -87 */
     float c = x < -87.0f ? -87.0f : x;
     c = c > 87.0f ? 87.0f : c;
     float shifted = c * -1.44269504f + 12582912.0f;
@@ -117,7 +117,8 @@ static inline float cv_sigmoid_f32(float x) { /* 3 ulp; 2e-38 below -87 */
     p = p * r + 5.0000001201e-1f;
     p = p * (r * r) + r + 1.0f;
     float power = cv_float((int32_t)((uint32_t)cv_bits(p) + ((uint32_t)cv_bits(shifted) << 23)));
-    return x != x ? x : 1.0f / (1.0f + power);
+    float y = x < -87.0f ? 0.0f : 1.0f / (1.0f + power);
+    return x != x ? x : y;
 }
 """),
     "erf": ((), """
