@@ -175,7 +175,8 @@ class CRenderer:
         # not inlined into the function that runs all kernels: compilers need far too long for a huge one
         lines.append(f"static CV_NOINLINE void {name}({', '.join([*parameters, 'cv_idx lo, cv_idx hi'])}) {{")
         first, each, after = self._decode(kernel.parallel)
-        lines += [*first, "    for (cv_idx point = lo; point < hi; point++) {", *each]
+        loop = "for (cv_idx point = lo; point < hi; point++)" if kernel.parallel else "if (lo < hi)"
+        lines += [*first, f"    {loop} {{", *each]
         body = self._block(kernel.body, 2)
         unused = {self.scope.variables[v] for v in kernel.parallel} - {*re.findall(r"\w+", " ".join(body))}
         lines += [*(f"        (void){n};" for n in sorted(unused)), *body, *after, "    }", "}"]
@@ -198,7 +199,7 @@ class CRenderer:
             rest = f"point{position}" if position > 1 else f"{rest} / {extent}"
         if counts:
             return lines, [], [f"        {step}{' }' * (len(parallel) - 1)}"]
-        return [], lines if parallel else ["        (void)point;"], []
+        return [], lines, []
 
     def _roots(self, kernel: Kernel) -> tuple[list[Value], set[Value]]:
         """The roots that a kernel touches, written ones first, and the set of those."""

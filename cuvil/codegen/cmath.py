@@ -98,8 +98,7 @@ static inline float cv_tanh_f32(float x) { /* 5 ulp: a fraction in x * x, fitted
     q = q * s + 1.0f;
     float y = c * p / q;
     y = y > 1.0f ? 1.0f : y;
-    y = y < -1.0f ? -1.0f : y;
-    return x != x ? x : y;
+    return y < -1.0f ? -1.0f : y;
 }
 """),
     "sigmoid": (("bits",), """
@@ -140,8 +139,7 @@ static inline float cv_erf_f32(float x) { /* 6 ulp: a fraction in x * x, fitted 
     q = q * s + 1.0f;
     float y = c * p / q;
     y = y > 1.0f ? 1.0f : y;
-    y = y < -1.0f ? -1.0f : y;
-    return x != x ? x : y;
+    return y < -1.0f ? -1.0f : y;
 }
 """),
     "sincos": ((), """

@@ -27,8 +27,8 @@ from cuvil.schedule.group import Group
 from cuvil.schedule.place import Placer
 from cuvil.schedule.storage import Layout, Storage
 
-LARGE = 0.5
-"""Part of the second-level cache beyond which a tensor between two kernels is worth a window."""
+LARGE = 1.0
+"""Parts of the second-level cache beyond which a tensor between two kernels is worth a window."""
 
 SHARE = 0.25
 """Part of that cache that the windows of a chain take; a kernel's other operands want room too."""

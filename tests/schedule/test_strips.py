@@ -11,10 +11,16 @@ from zoo.net import Net
 
 from cuvil.ir.primitives import static
 from cuvil.ir.verify import InternalError
-from cuvil.schedule import verify
+from cuvil.schedule import strips, verify
 from cuvil.schedule.plan import Schedule
 from cuvil.schedule.storage import Layout, blocked
 from cuvil.schedule.strips import SHARE, Span, Strips, by_rows
+
+
+@pytest.fixture(autouse=True)
+def small_tensors_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strips, "LARGE", 0.5)
+
 
 KIB = 1024
 
