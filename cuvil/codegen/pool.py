@@ -5,7 +5,8 @@ an atomic counter, so a thread that is late costs nothing; idle threads spin sho
 Where the pool is taken by another caller, the points run in the calling thread: `run` stays
 re-entrant.  A thread's number tells a kernel which part of its scratch memory to work in; the caller's
 is 0, for its workspace is its own.  Every point is computed by the same code whoever claims it, so
-results do not depend on the number of threads.
+results do not depend on the number of threads.  On Linux workers stay away from the processor on which
+the first call ran: a thread that wakes is otherwise often put on its waker's, and waits there.
 """
 
 from __future__ import annotations
@@ -51,8 +52,32 @@ static void cv_claim(cv_idx slot) {
     }
 }
 
+#ifdef __linux__ /* names of our own: what headers declare depends on macros that come too late here */
+extern int cv_getcpu(void) __asm__("sched_getcpu");
+extern int cv_getaffinity(int, size_t, unsigned long *) __asm__("sched_getaffinity");
+extern int cv_setaffinity(int, size_t, const unsigned long *) __asm__("sched_setaffinity");
+#define CV_WORD (8 * sizeof(unsigned long))
+static unsigned long cv_others[1024 / CV_WORD]; /* processors for workers; all zero: any */
+static void cv_leave_callers(void) {
+    const int cpu = cv_getcpu();
+    if (cpu < 0 || (size_t)cpu >= 1024 || cv_getaffinity(0, sizeof cv_others, cv_others) < 0) return;
+    cv_others[(size_t)cpu / CV_WORD] &= ~(1ul << (size_t)cpu %% CV_WORD);
+}
+static void cv_settle(void) {
+    for (size_t i = 0; i < 1024 / CV_WORD; i++)
+        if (cv_others[i] != 0) {
+            (void)cv_setaffinity(0, sizeof cv_others, cv_others);
+            return;
+        }
+}
+#else
+static void cv_leave_callers(void) {}
+static void cv_settle(void) {}
+#endif
+
 static void *cv_worker(void *slot) {
     unsigned seen = 0;
+    cv_settle();
     for (;;) {
         int spins = 0;
         while (__atomic_load_n(&cv_pool.epoch, __ATOMIC_ACQUIRE) == seen && spins++ < 4000) cv_pause();
@@ -72,6 +97,7 @@ static void *cv_worker(void *slot) {
 
 static void cv_start(void) { /* the owner holds cv_pool.owner */
     cv_pool.started = 1;
+    cv_leave_callers();
     for (int i = 1; i < CV_THREADS; i++) {
         pthread_t thread;
         pthread_attr_t attributes;
