@@ -44,6 +44,7 @@ def _resident_memory(report: Report) -> str:
 
 SECTIONS: dict[str, Callable[[Report], str]] = {
     "latency-one-thread": _latency,
+    "latency-two-threads": _latency,
     "roofline": _roofline,
     "compile-time": _compile_time,
     "resident-memory": _resident_memory,
