@@ -8,7 +8,9 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from zoo.entry import Feeder, Feeds, ModelEntry, image
+from zoo.entry import Feeder, Feeds, ModelEntry
+from zoo.feeders import attention_mask, sentences
+from zoo.feeders import pictures as _picture
 from zoo.sequence import bert_encoder_layer, bert_mini, decoder_step, gru, lstm, mlp
 from zoo.vision import ds_cnn, mobilenet_v2, resnet18, squeezenet, unet
 
@@ -32,10 +34,6 @@ def _normal(rng: np.random.Generator, *shape: int) -> npt.NDArray[np.float32]:
     return rng.standard_normal(shape).astype(np.float32)
 
 
-def _picture(size: int) -> Feeder:
-    return lambda rng, dims, seed: {"x": image(rng, (dims["N"], 3, size, size))}
-
-
 def _rows(*shape: int) -> Feeder:
     return lambda rng, dims, seed: {"x": _normal(rng, dims["N"], *shape)}
 
@@ -54,24 +52,12 @@ def _recurrent(size: int, hidden: int, *, states: str, directions: int = 1, lens
     return feed
 
 
-def _mask(rng: np.random.Generator, batch: int, sequence: int) -> npt.NDArray[np.int64]:
-    """Ones, then zeros: the first sentence is whole, the others are padded from a random place on."""
-    lengths = rng.integers(1, sequence + 1, batch)
-    lengths[0] = sequence
-    return (np.arange(sequence)[None] < lengths[:, None]).astype(np.int64)
-
-
 def _bert_layer(rng: np.random.Generator, dims: Mapping[str, int], seed: int) -> Feeds:
     batch, sequence = dims["batch"], dims["sequence"]
-    return {"hidden": _normal(rng, batch, sequence, 256), "attention_mask": _mask(rng, batch, sequence)}
-
-
-def _bert(rng: np.random.Generator, dims: Mapping[str, int], seed: int) -> Feeds:
-    batch, sequence = dims["batch"], dims["sequence"]
-    mask = _mask(rng, batch, sequence)
-    second = (np.arange(sequence)[None] >= sequence // 2).astype(np.int64)
-    ids = rng.integers(0, 8192, (batch, sequence)) * mask
-    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": second * mask}
+    return {
+        "hidden": _normal(rng, batch, sequence, 256),
+        "attention_mask": attention_mask(rng, batch, sequence),
+    }
 
 
 def _decoder(rng: np.random.Generator, dims: Mapping[str, int], seed: int) -> Feeds:
@@ -83,6 +69,8 @@ def _decoder(rng: np.random.Generator, dims: Mapping[str, int], seed: int) -> Fe
         "past_value": _normal(rng, batch, 4, past, 32),
     }
 
+
+_bert = sentences(8192)
 
 _TEXT = {"batch": 1, "sequence": 128}
 _STEPS = {"N": 1, "T": 32}

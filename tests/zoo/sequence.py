@@ -128,9 +128,27 @@ def bert_mini(
     positions: int = 512,
     seed: int = 2019,
 ) -> onnx.ModelProto:
+    """BERT with 4 layers, 256 wide; see `bert`."""
+    return bert(Net("bert_mini", seed), batch, sequence, hidden, heads, ffn, layers, vocabulary, positions)
+
+
+def bert(
+    net: Net,
+    batch: int | str,
+    sequence: int | str,
+    hidden: int,
+    heads: int,
+    ffn: int,
+    layers: int,
+    vocabulary: int,
+    positions: int = 512,
+) -> onnx.ModelProto:
     """BERT with embeddings and pooler: `input_ids`, `attention_mask`, `token_type_ids`, all int64
-    [batch, sequence] -> `last_hidden_state` [batch, sequence, hidden], `pooler_output` [batch, hidden]."""
-    net = Net("bert_mini", seed)
+    [batch, sequence] -> `last_hidden_state` [batch, sequence, hidden], `pooler_output` [batch, hidden].
+
+    `net` is empty; its name and its weights become the model's.  These are asked for in the order: words,
+    token types, positions, norm; in each layer query, key, value, output, norm, the dense pair, norm; pooler.
+    """
     names = ("input_ids", "attention_mask", "token_type_ids")
     ids, attention, types = (net.input(name, [batch, sequence], INT64) for name in names)
     mask = _additive_mask(net, attention)

@@ -35,6 +35,95 @@ def resnet18(
     return net.model()
 
 
+def resnet50(
+    batch: int | str = "N", image: int = 224, width: int = 64, classes: int = 1000, seed: int = 50
+) -> onnx.ModelProto:
+    """ResNet-50 v1.5 (strides in the 3x3 convolutions): `x` [N, 3, image, image] -> `logits`."""
+    net = Net("resnet50", seed)
+    x = net.input("x", [batch, 3, image, image])
+    x = net.op("Relu", net.batch_norm(net.conv(x, 3, width, 7, stride=2, bias=False), width))
+    x = net.op("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+    c_in = width
+    for stage, blocks in enumerate((3, 4, 6, 3)):
+        inner = width << stage
+        c_out = 4 * inner
+        for block in range(blocks):
+            stride = 2 if stage > 0 and block == 0 else 1
+            y = net.op("Relu", net.batch_norm(net.conv(x, c_in, inner, 1, bias=False), inner))
+            y = net.conv(y, inner, inner, 3, stride=stride, bias=False)
+            y = net.op("Relu", net.batch_norm(y, inner))
+            y = net.batch_norm(net.conv(y, inner, c_out, 1, bias=False), c_out, scale=0.5)
+            if block == 0:
+                x = net.batch_norm(net.conv(x, c_in, c_out, 1, stride=stride, bias=False, gain=1.0), c_out)
+            x = net.op("Relu", net.op("Add", y, x))
+            c_in = c_out
+    x = net.op("Flatten", net.op("GlobalAveragePool", x), axis=1)
+    net.output(net.gemm(x, c_in, classes), "logits", [batch, classes])
+    return net.model()
+
+
+def vgg11_bn(
+    batch: int | str = "N",
+    image: int = 224,
+    width: int = 64,
+    dense: int = 512,
+    classes: int = 1000,
+    seed: int = 2014,
+) -> onnx.ModelProto:
+    """VGG-11 with batch normalizations (Simonyan and Zisserman 2015) and dense layers of `dense` instead of
+    4096 channels: `x` [N, 3, image, image] -> `logits`. `image` is a multiple of 32."""
+    net = Net("vgg11_bn", seed)
+    x, c_in = net.input("x", [batch, 3, image, image]), 3
+    for stage, convolutions in enumerate((1, 1, 2, 2, 2)):
+        c_out = width << min(stage, 3)
+        for _ in range(convolutions):
+            x = net.op("Relu", net.batch_norm(net.conv(x, c_in, c_out, 3), c_out))
+            c_in = c_out
+        x = net.op("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2])
+    x, n_in = net.op("Flatten", x, axis=1), c_in * (image // 32) ** 2
+    for _ in range(2):
+        x, n_in = net.op("Relu", net.gemm(x, n_in, dense)), dense
+    net.output(net.gemm(x, n_in, classes), "logits", [batch, classes])
+    return net.model()
+
+
+def densenet121(
+    batch: int | str = "N",
+    image: int = 224,
+    growth: int = 32,
+    blocks: tuple[int, ...] = (6, 12, 24, 16),
+    classes: int = 1000,
+    seed: int = 121,
+) -> onnx.ModelProto:
+    """DenseNet-121 (Huang et al. 2017): `x` [N, 3, image, image] -> `logits`.
+
+    Every layer joins all that its block has made so far, the first a single value, as torchvision does it.
+    """
+    net = Net("densenet121", seed)
+
+    def activated(x: str, channels: int) -> str:
+        return net.op("Relu", net.batch_norm(x, channels))
+
+    channels = 2 * growth
+    x = net.conv(net.input("x", [batch, 3, image, image]), 3, channels, 7, stride=2, bias=False)
+    x = net.op("MaxPool", activated(x, channels), kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+    for block, layers in enumerate(blocks):
+        features = [x]
+        for _ in range(layers):
+            joined = net.op("Concat", *features, axis=1)
+            y = net.conv(activated(joined, channels), channels, 4 * growth, 1, bias=False)
+            features.append(net.conv(activated(y, 4 * growth), 4 * growth, growth, 3, bias=False))
+            channels += growth
+        x = activated(net.op("Concat", *features, axis=1), channels)
+        if block < len(blocks) - 1:
+            x = net.conv(x, channels, channels // 2, 1, bias=False)
+            x = net.op("AveragePool", x, kernel_shape=[2, 2], strides=[2, 2])
+            channels //= 2
+    x = net.op("Flatten", net.op("GlobalAveragePool", x), axis=1)
+    net.output(net.gemm(x, channels, classes), "logits", [batch, classes])
+    return net.model()
+
+
 MOBILENET_V2 = [
     (1, 16, 1, 1),
     (6, 24, 2, 2),
