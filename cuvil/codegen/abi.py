@@ -24,6 +24,7 @@ ERRORS = {
     "CUVIL_NULL": (3, "a pointer is null"),
     "CUVIL_BAD_SIZE": (4, "a symbolic size is negative or beyond the limit"),
     "CUVIL_BAD_VALUE": (5, "an axis, a size or an index among the inputs is outside its limits"),
+    "CUVIL_UNSUPPORTED": (6, "the processor or the operating system lacks what the library was compiled for"),
 }
 """Return values of generated functions."""
 

@@ -48,11 +48,12 @@ def function(
             before = [f"n * {stage.outer} + o"] if before else ["o"]
         start = "".join(f"({b}) * {stage.rows} + " for b in before)
         points = f"({start}f{i}) * {stage.points}, ({start}d{i}) * {stage.points}"
+        slot = ["slot"] if f.kernel.slot is not None else []
         loop = f"for (cv_idx o = 0; o < {stage.outer}; o++) " if stage.outer > 1 else ""
         lines += [
             f"                const cv_idx f{i} = cv_max_idx(d{i}, {low});",
             f"                d{i} = cv_max_idx(f{i}, {high});",
-            f"                {loop}{f.callee}({', '.join([*arguments, points])});",
+            f"                {loop}{f.callee}({', '.join([*arguments, *slot, points])});",
         ]
         lines += [f'                CV_TICK("{f.name}");'] if profiled else []
     return "\n".join([*lines, "            }", "        }", "    }", "}"]) + "\n"

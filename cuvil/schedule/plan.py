@@ -153,7 +153,7 @@ def build_kernels(
 
     def remake(kernel: Kernel) -> Kernel:
         """A kernel of a chain anew, its rows in windows."""
-        (value,) = kernel.writes
+        (value,) = strips.results(kernel)
         if value in placer.borders:
             return nest.border_by_rows(value, *placer.borders[value], strips.ROW, storage, kernel.name)
         return kernel_of(grouper.group_of[value], kernel.name)

@@ -331,14 +331,15 @@ def by_rows(kernel: Kernel, span: Span, rows: int) -> Stage | None:
     point is not part of one row."""
     row: Expr | None = None
     batch: Expr | None = None
-    stores = [s for s in walk(kernel.body) if isinstance(s, Store) and s.target in kernel.writes]
+    written = results(kernel)
+    stores = [s for s in walk(kernel.body) if isinstance(s, Store) and s.target in written]
     for s in stores:
         row = s.indices[ROW] if row is None else row
         batch = s.indices[0] if s.indices[0].op == "var" else batch
         if s.indices[ROW] is not row or row not in kernel.parallel or static(row.args[0]) != rows:
             return None
-    micros = [s for s in walk(kernel.body) if isinstance(s, Micro) and s.writes[0] in kernel.writes]
-    if row is None or micros or kernel.slot is not None:
+    micros = [s for s in walk(kernel.body) if isinstance(s, Micro) and s.writes[0] in written]
+    if row is None or micros:
         return None
     if batch is not None and batch is not kernel.parallel[0]:
         return None
@@ -348,6 +349,11 @@ def by_rows(kernel: Kernel, span: Span, rows: int) -> Stage | None:
     if outer is None or points is None:
         return None
     return Stage(rows, span, axis, outer, points, batch is None)
+
+
+def results(kernel: Kernel) -> tuple[Value, ...]:
+    """What a kernel writes but for scratch memory, which nothing defines."""
+    return tuple(v for v in kernel.writes if v.definition is not None)
 
 
 Remake = Callable[[Kernel], Kernel]
@@ -372,7 +378,7 @@ def build(
         if link.root is not link.value:
             targets.append((link.root, spans[number]))
     targets.append((chain.groups[-1].anchor, Span()))
-    if [k.writes for k in plain] != [(v,) for v, _ in targets]:
+    if [results(k) for k in plain] != [(v,) for v, _ in targets]:
         return None
     before = {k.root: storage.layouts.get(k.root) for k in chain.links}
     for number, link in enumerate(chain.links):

@@ -256,7 +256,8 @@ def _isa_facts(device: Device) -> dict[str, Any]:
     info = device.isa_info
     if info is None:
         return {}
-    return {key: getattr(info, key) for key in ("arch", "vector_bits", "vector_registers", "fma", "dot_i8")}
+    keys = ("arch", "vector_bits", "vector_registers", "fma", "dot_i8", "amx")
+    return {key: getattr(info, key) for key in keys}
 
 
 def _level_facts(device: Device, level: str) -> dict[str, Any]:

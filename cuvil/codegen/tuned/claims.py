@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cuvil.codegen.tuned import attention, contract, depthwise, layouts, pack, transpose, winograd
+from cuvil.codegen.tuned import amx, attention, contract, depthwise, layouts, pack, transpose, winograd
 from cuvil.codegen.tuned.isa import Tiles, tiles
 from cuvil.ir.expr import Expr
 from cuvil.ir.loops import Kernel, Stmt
@@ -90,6 +90,11 @@ class TunedKernels:
         found = self.contractions.get(group.members[0])
         if found is None:
             return transpose.build(group, storage, name, self.tiles)
+        if self.tiles.amx:
+            cache = self.budget.cache if self.budget is not None else 1 << 20
+            kernel = amx.build(found, group, storage, internal, name, self.tiles, self.threads, cache)
+            if kernel is not None:
+                return kernel
         return contract.build(found, group, storage, internal, name, self.tiles)
 
     def member(self, value: Value, step: Expr, context: Nest) -> list[Stmt] | None:

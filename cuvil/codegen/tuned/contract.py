@@ -59,6 +59,10 @@ class Rows:
         line, place = E.floordiv(row, self.width), E.mod(row, self.width)
         return {self.second: self.at[self.second] + line, self.last: self.at[self.last] + place}
 
+    def inside(self, row: Expr) -> Expr | None:
+        """Whether row number `row` is one of the result; None where all are."""
+        return None
+
 
 KLoops = tuple[KNest, list[Expr]]
 """A nest of loops over k and its run-time arguments."""
@@ -358,6 +362,8 @@ class Builder:
             return [For(piece, piece.args[0], tuple(body))] if piece.op == "var" else body
 
         def over_rows(body: list[Stmt]) -> list[Stmt]:
+            inside = rows.inside(row)
+            body = body if inside is None else [If(inside, tuple(body))]
             return [For(row, row.args[0], tuple(body))] if row.op == "var" else body
 
         columns = static(self.c.column.args[0])

@@ -23,6 +23,7 @@ class Tiles:
         registers: vector registers.
         dot: bytes are multiplied in groups of four, and each group's sum added to an int32.
         vnni: one instruction does that for unsigned times signed ones.
+        amx: tiles of bfloat16 are multiplied (`cuvil.codegen.tuned.amx`).
         packing: the ISA for which constants are packed where code for several shares them, else None.
     """
 
@@ -31,6 +32,7 @@ class Tiles:
     dot: bool
     vnni: bool = False
     packing: Tiles | None = None
+    amx: bool = False
 
     def vectors(self, columns: int | None, spatial: bool, rows: int | None) -> int:
         """Vectors in a row of the tile, for so many columns: as few idle lanes as can be, and enough
@@ -82,4 +84,9 @@ def tiles(options: Mapping[str, Any], packing: Tiles | None = None) -> Tiles:
     if bits not in (128, 256, 512):
         bits = 128
     registers, dot = int(options.get("vector_registers", 16)), arch == "x86_64"
-    return Tiles(bits // 32, registers, dot, dot and bool(options.get("dot_i8")), packing)
+    return Tiles(bits // 32, registers, dot, dot and bool(options.get("dot_i8")), packing, _amx(options))
+
+
+def _amx(options: Mapping[str, Any]) -> bool:
+    """Whether products of float32 may run as those of bfloat16 parts; not where accuracy is to be strict."""
+    return bool(options.get("amx")) and options.get("accuracy") != "strict"

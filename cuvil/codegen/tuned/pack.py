@@ -178,7 +178,8 @@ def pack(program: Program, storage: Storage, value: Value, tiles: Tiles) -> Cont
     dot = tiles.dot and d.body.dtype == "int32" and together
     if dot and (size is None or (size % 4 and not block)):
         dot = False
-    pitch = lanes if packing is tiles else math.gcd(lanes, BLOCK)
+    narrow = packing is not tiles or (tiles.amx and constant and _product(rows) != 1)
+    pitch = math.gcd(lanes, BLOCK) if narrow else lanes
     layout = _layout(len(found.batch), len(order), (pitch, lanes), dot, block)
     panel, new_w = w.attr, w
     index = [*found.batch, *order, column]
@@ -187,7 +188,7 @@ def pack(program: Program, storage: Storage, value: Value, tiles: Tiles) -> Cont
         new_w = E.load(panel, index)
     to = d.body.dtype
     value.definition = Reduce(d.axes, d.reduced, d.op, E.cast(a, to) * E.cast(new_w, to))
-    vectors = lanes // tiles.width if packing is tiles else tiles.within(lanes, vectors)
+    vectors = lanes // tiles.width if pitch == lanes else tiles.within(lanes, vectors)
     return Contraction(
         value, a, new_w, panel, found.batch, rows, column, order, vectors, pitch, lanes, spatial, dot
     )

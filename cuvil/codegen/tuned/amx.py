@@ -1,0 +1,589 @@
+"""Contractions of float32 on AMX tiles (`amxtile`): matrix products and convolutions over blocked channels.
+
+A kernel works on strips of positions: it stages the strip, then goes through the columns 32 at a time, and
+through the positions 32 at a time, with the rest of the group on each such tile.  The positions of a
+convolution are those of its padded input, line by line, so that a tap is an offset; where its stride is 2,
+the input is staged in as many classes as there are remainders, and a tap is an offset in its class.
+Positions that are none of the output are computed and dropped.
+
+Sums over long k are cut into chunks of right operand that stay in the second cache, and strips are so short
+that they stay there as well; a left operand too long for that is staged chunk by chunk.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from cuvil.codegen.tuned import contract
+from cuvil.codegen.tuned.amxtile import (
+    COLUMNS,
+    PAIR,
+    POSITIONS,
+    STEP_BYTES,
+    UNITS,
+    Convert,
+    Product,
+    Release,
+    Stage,
+)
+from cuvil.codegen.tuned.contract import Rows
+from cuvil.codegen.tuned.isa import BLOCK, Tiles
+from cuvil.codegen.tuned.pack import Contraction, block_of, step
+from cuvil.ir import expr as E
+from cuvil.ir.expr import Expr
+from cuvil.ir.loops import Declare, For, If, Kernel, Micro, Stmt
+from cuvil.ir.primitives import Reduce, Value, static
+from cuvil.schedule.group import Group
+from cuvil.schedule.nest import Nest, finish
+from cuvil.schedule.storage import Storage
+
+CHUNK = 24
+"""Steps of a chunk of the right operand, where that is whole pairs."""
+
+LONG, LONGEST = 128, 512
+"""Positions that a strip has at least, where there are so many, and at most."""
+
+MIN_POSITIONS = 24
+"""Positions below which most of a tile would be idle."""
+
+MIN_GAIN = 1.1
+"""Times faster than vectors that is worth it."""
+
+# processor cycles, as measured
+_STEP, _SPLIT, _ENTRY, _VECTOR = 400.0, 11.0, 1500.0, 1.2
+"""Of a step; of staging a pair of one position; of a strip; of a multiply-add of two vectors of 16."""
+
+
+@dataclass(frozen=True, eq=False)
+class Axis:
+    """A spatial axis of the left operand.
+
+    Attributes:
+        index: the axis in the left operand.
+        row: the variable of its positions, None where there is one.
+        size: positions.
+        stride: of the positions in the operand.
+        tap: the variable of its taps, None where there is one.
+        dilation: of the taps.
+    """
+
+    index: int
+    row: Expr | None
+    size: int
+    stride: int
+    tap: Expr | None
+    dilation: int
+
+    def place(self, tap: int) -> tuple[int, int]:
+        """The class of a tap, and its offset in the class."""
+        return self.dilation * tap % self.stride, self.dilation * tap // self.stride
+
+    def places(self) -> list[tuple[int, int]]:
+        """`place` of all taps."""
+        return [self.place(t) for t in range(static(self.tap.args[0]) or 1 if self.tap is not None else 1)]
+
+
+@dataclass(frozen=True, eq=False)
+class Area:
+    """The positions of a strip: lines of a window, or part of a run of rows.
+
+    Attributes:
+        axes: of the lines and of the places in a line; none for a run of rows.
+        width: places in an output line; positions of a strip for a run.
+        pitch: staged positions from line to line.
+        lines: output lines of a strip.
+        classes: of staged inputs (remainders of lines and places), with lines and places of each.
+    """
+
+    axes: tuple[Axis, Axis] | None
+    width: int
+    pitch: int
+    lines: int = 1
+    classes: tuple[tuple[tuple[int, int], int, int], ...] = (((0, 0), 1, 0),)
+
+    @property
+    def blocks(self) -> int:
+        """Tiles of positions in a strip."""
+        return -(-((self.lines - 1) * self.pitch + self.width) // POSITIONS)
+
+    def plane(self) -> int:
+        """Positions of a plane, an odd number: planes must not all fall on the same lines of a cache."""
+        staged = sum(lines * self.pitch for _, lines, _ in self.classes) if self.axes else 0
+        last = max(self.starts().values(), default=0)
+        return max(staged, last + self.reach + self.blocks * POSITIONS) | 1
+
+    @property
+    def reach(self) -> int:
+        """The largest offset of a tap."""
+        if self.axes is None:
+            return 0
+        down, along = (max(offset for _, offset in axis.places()) for axis in self.axes)
+        return down * self.pitch + along
+
+    def starts(self) -> dict[tuple[int, int], int]:
+        """Where the positions of each class start."""
+        sizes = [lines * self.pitch for _, lines, _ in self.classes]
+        return {c: at for (c, _, _), at in zip(self.classes, itertools.accumulate(sizes, initial=0))}
+
+
+@dataclass(frozen=True, eq=False)
+class _Tile(Rows):
+    """A tile of positions of a window.
+
+    Attributes:
+        first: number of its first position in the strip.
+        width: positions from line to line.
+        places: of the output in a line.
+    """
+
+    first: Expr | None = None
+    places: int = 0
+
+    def indices(self, row: Expr) -> dict[Expr, Expr]:
+        line, place = self._at(row)
+        at = {self.last: place} if self.last is not None else {}
+        return at if self.second is None else {**at, self.second: self.at[self.second] + line}
+
+    def inside(self, row: Expr) -> Expr | None:
+        return None if self.places == self.width else E.lt(self._at(row)[1], self.places)
+
+    def _at(self, row: Expr) -> tuple[Expr, Expr]:
+        assert self.first is not None
+        position = self.first + row
+        return E.floordiv(position, self.width), E.mod(position, self.width)
+
+
+def build(
+    c: Contraction,
+    group: Group,
+    storage: Storage,
+    internal: set[Value],
+    name: str,
+    tiles: Tiles,
+    threads: int,
+    cache: int,
+) -> Kernel | None:
+    """The kernel of a group whose contraction is `c`, None where it does not fit or pay."""
+    if group.anchor.shape != c.value.shape or group.members[0] is not c.value or c.pitch != BLOCK:
+        return None
+    if (c.a.dtype, c.w.dtype, c.value.dtype) != ("float32",) * 3 or c.lanewise or c.dot:
+        return None
+    if not c.panel.is_constant or c.column in E.variables(*c.a.args):
+        return None
+    nest = Nest(storage, internal, {})
+    builder = _Builder(replace(c, vectors=COLUMNS // tiles.width), group, nest, tiles, threads, cache)
+    if not builder.fits():
+        return None
+    few = contract.Builder(c, group, nest, tiles).run() if builder.open else None
+    return builder.kernel(name, few)
+
+
+class _Builder(contract.Builder):
+    """Builds the loops of one kernel."""
+
+    def __init__(
+        self, c: Contraction, group: Group, nest: Nest, tiles: Tiles, threads: int, cache: int
+    ) -> None:
+        super().__init__(c, group, nest, tiles)
+        self.threads, self.cache = threads, cache
+
+    # --- what it is ---
+
+    def fits(self) -> bool:
+        """Whether the contraction has a form that tiles compute, and that pays; fills the attributes."""
+        c = self.c
+        self.columns = static(c.column.args[0]) or 0
+        inner = c.k[-1]
+        self.block = block_of(self.storage, c.a, inner)
+        size = static(inner.args[0])
+        if not self.columns or size is None:
+            return False
+        if self.block == BLOCK:
+            self.half = self._block_stride(inner, BLOCK) or 0
+            self.taps = c.k[:-1]
+            if size > BLOCK and not self.half:
+                return False
+        elif len(c.k) == 1 and size % BLOCK == 0 and static(step(self.storage, c.a, inner) or 0) == 1:
+            self.half, self.taps = BLOCK, []
+        else:
+            return False
+        blocks = -(-size // BLOCK)
+        self.pairs, self.odd, self.rest = -(-blocks // 2), blocks % 2, size - (blocks - 1) * BLOCK
+        rows = self._joined(list(c.rows))
+        if not rows:
+            return False
+        axes = self._axes(rows)
+        if axes is not None:
+            area, self.outer = self._window(axes), [r for r in rows if all(r is not a.row for a in axes)]
+        elif self.taps or self.row_step(rows[-1]) is None:
+            return False
+        else:
+            self.outer, self.run_row = rows[:-1], rows[-1]
+            count = static(self.run_row.args[0])
+            area = self._run(count)
+            if count is not None and count < MIN_POSITIONS:
+                return False
+        if area is None:
+            return False
+        self.area = area
+        return self._pays()
+
+    def _axes(self, rows: list[Expr]) -> tuple[Axis, Axis] | None:
+        """The lines and the places of a window; None where there is no window."""
+        a = self.c.a
+        found: list[Axis] = []
+        inner = self.c.k[-1]
+        for index, at in enumerate(E.substitute(i, self.mapping) for i in a.args):
+            terms = E.linear(at)[1]
+            row = next((r for r in rows[-2:] if r in terms), None)
+            tap = next((t for t in self.taps if t in terms), None)
+            if inner in terms or (row is None and tap is None):
+                continue
+            if set(terms) != {v for v in (row, tap) if v is not None}:
+                return None
+            size = static(row.args[0]) if row is not None else 1
+            stride, dilation = (terms[v] if v is not None else 1 for v in (row, tap))
+            if size is None or stride < 1 or dilation < 1 or (tap is not None and static(tap.args[0]) is None):
+                return None
+            found.append(Axis(index, row, size, stride, tap, dilation))
+        used = [axis.tap for axis in found if axis.tap is not None]
+        if len(used) != len(self.taps) or len(found) > 2 or not found:
+            return None
+        if len(found) == 1:
+            if not self.taps:
+                return None
+            found.insert(0, Axis(-1, None, 1, 1, None, 1))
+        lines, places = found
+        if places.row is not rows[-1] and places.row is not None:
+            return None
+        if lines.row is not None and lines.row is not rows[-2]:
+            return None
+        if lines.row is None and places.row is None:
+            return None
+        if places.row is not None and static(self.row_step(places.row)) is None:
+            return None
+        return lines, places
+
+    def _window(self, axes: tuple[Axis, Axis]) -> Area | None:
+        """The lines of a strip with the least time for an output; None where there are too few positions."""
+        lines, places = axes
+        if lines.size * places.size < MIN_POSITIONS:
+            return None
+        pitch = places.size + max(offset for _, offset in places.places())
+        down, along = lines.places(), places.places()
+        best: tuple[float, Area] | None = None
+        for count in range(1, (1 if self._is_round(lines.row) else lines.size) + 1):
+            count = -(-lines.size // -(-lines.size // count))
+            classes = tuple(
+                (
+                    (i, j),
+                    count + max(o for k, o in down if k == i),
+                    places.size + max(o for k, o in along if k == j),
+                )
+                for i in sorted({k for k, _ in down})
+                for j in sorted({k for k, _ in along})
+            )
+            area = Area(axes, places.size, pitch, count, classes)
+            if best is not None and (area.blocks * POSITIONS > LONGEST or self._bytes(area, self.pairs) > self.cache // 2):
+                break
+            staged = sum(n * m for _, n, m in area.classes) * self.pairs * _SPLIT
+            time = (staged + area.blocks * self._items() * self._steps() * _STEP + _ENTRY) / count
+            if best is None or time < best[0]:
+                best = time, area
+        return best[1] if best is not None else None
+
+    def _is_round(self, row: Expr | None) -> bool:
+        """The lines of what is read or written are stored round."""
+        if row is None:
+            return False
+        values = (v for v in self.group.members if v not in self.nest.internal)
+        written = (step(self.storage, E.load(v, self.d.axes), row) for v in values)
+        return self._line_step(row) is None or None in written
+
+    def _run(self, count: int | None) -> Area:
+        """The positions of a strip of a run of `count` rows."""
+        most = max(min(self.cache // 8 // (self.pairs * 3 * 64), LONGEST), LONG)
+        if count is not None:
+            most = -(-count // -(-count // most))
+        size = -(-most // POSITIONS) * POSITIONS
+        return Area(None, size, size)
+
+    def _bytes(self, area: Area, pairs: int) -> int:
+        return area.plane() * 3 * 64 * pairs
+
+    def _items(self) -> int:
+        return -(-self.columns // COLUMNS)
+
+    def _steps(self) -> int:
+        return self.pairs * math.prod(static(t.args[0]) or 1 for t in self.taps)
+
+    def _pays(self) -> bool:
+        """It takes less time than vectors."""
+        area = self.area
+        if area.axes is not None:
+            total = area.axes[0].size * area.axes[1].size
+            strips = -(-area.axes[0].size // area.lines)
+            staged = sum(n * m for _, n, m in area.classes)
+            blocks = area.blocks
+        else:
+            count = static(self.run_row.args[0]) or area.width
+            strips = -(-count // area.width)
+            total, staged, blocks = count, area.width, -(-count // strips // POSITIONS)
+        amx = strips * (staged * self.pairs * _SPLIT + blocks * self._items() * self._steps() * _STEP + _ENTRY)
+        k = math.prod(static(r.args[0]) or 1 for r in self.c.k)
+        vectors = total * -(-self.columns // BLOCK) * k / 2 * _VECTOR
+        return amx * MIN_GAIN < vectors
+
+    # --- the kernel ---
+
+    @property
+    def open(self) -> bool:
+        """How many rows there are is known at run time only."""
+        return self.area.axes is None and static(self.run_row.args[0]) is None
+
+    def kernel(self, name: str, few: tuple[tuple[Expr, ...], list[Stmt]] | None = None) -> Kernel:
+        """The kernel; `few` are the variables and statements that compute all rows where there are few."""
+        c, area = self.c, self.area
+        items = self._items()
+        run = area.axes is None
+        lines = area.axes[0] if area.axes is not None else None
+        total: Expr = self.run_row.args[0] if run else E.const(lines.size if lines is not None else 1)
+        share = area.width if run else area.lines
+        strips = E.floordiv(total + (share - 1), share)
+        self.strip = E.const(0) if static(strips) == 1 else E.var(strips, "s")
+        if lines is not None and lines.row is not None and share == 1:
+            self.strip = lines.row
+        count = static(strips * E.product(v.args[0] for v in (*c.batch, *self.outer)))
+        parts = 1 if count is not None and count >= 4 * self.threads else min(self.threads, items)
+        self.share = -(-items // parts)
+        self.part = E.const(0) if parts == 1 else E.var(-(-items // self.share), "c")
+        self.left = E.minimum(total - self.strip * share, share)
+        if static(total) is not None and (static(total) or 0) % share == 0:
+            self.left = E.const(share)
+        self.count = E.const(self.share)
+        if items % self.share:
+            self.count = E.minimum(items - self.part * self.share, self.share)
+        self.parts = self._chunks()
+        slots = E.const(self.threads)
+        self.slot = E.var(slots, "slot")
+        pairs = max(p for p, _ in self.parts)
+        steps = max(s for _, chunks in self.parts for s in chunks)
+        longest = STEP_BYTES // 2 * steps
+        more = sum(len(chunks) for _, chunks in self.parts) > 1
+        kept = self.share if len(self.parts) > 1 else 1
+        shapes = [
+            ("staged", "uint16", (pairs * 3 * area.plane(), PAIR)),
+            ("tiles", "uint16", (2, longest)),
+            *([("sums", "float32", (kept, area.blocks, POSITIONS * COLUMNS))] if more else []),
+        ]
+        self.scratch = [
+            Value(f"{c.value.name}.{what}", dtype, (slots, *map(E.const, shape))) for what, dtype, shape in shapes
+        ]
+        body: list[Stmt] = []
+        done = 0
+        for i, (pairs, _) in enumerate(self.parts):
+            body += [*self._stage(done, pairs), self._first(i, done), *self._items_loop(i, done)]
+            done += pairs
+        nothing = (self.slot, E.const(0), E.const(0))
+        body.append(Micro(Release(), (), (self.scratch[0], nothing), touches=(0,)))
+        parallel = list(dict.fromkeys([*c.batch, *self.outer, *(v for v in (self.strip, self.part) if v.op == "var")]))
+        if few is not None:
+            variables, statements = few
+            for v in reversed([v for v in variables if v not in parallel]):
+                statements = [For(v, v.args[0], tuple(statements))]
+            if self.part.op == "var":
+                statements = [If(E.lt(self.part, 1), tuple(statements))]
+            body = [If(E.lt(total, MIN_POSITIONS), tuple(statements), tuple(body))]
+        writes = (*(v for v in self.group.members if v not in self.nest.internal), *self.scratch)
+        kernel = finish(name, parallel, tuple(body), self.group, writes, self.storage, "conv" if c.spatial else "gemm")
+        return replace(kernel, reads=(*kernel.reads, c.panel), slot=self.slot)
+
+    def _chunks(self) -> list[tuple[int, list[int]]]:
+        """Parts of k that are staged at once: pairs, and the steps of each chunk of the right operand."""
+        taps = self._steps() // self.pairs
+        room = max(self.cache // 2 // self._bytes(self.area, 1), 1)
+        parts = -(-self.pairs // min(room, self.pairs))
+        each = max(CHUNK // taps, 1)
+        result = []
+        for n in _even(self.pairs, -(-self.pairs // parts)):
+            result.append((n, [m * taps for m in _even(n, each)]))
+        return result
+
+    def _at(self, index: Expr) -> Expr:
+        """An index of the left operand at the strip's first position."""
+        if self.area.axes is None:
+            start = {self.run_row: self.strip * self.area.width}
+        else:
+            rows = [axis.row for axis in self.area.axes]
+            firsts = (self.strip * self.area.lines, E.const(0))
+            start = {row: first for row, first in zip(rows, firsts) if row is not None}
+        return self._logical(index, start)
+
+    def _stage(self, done: int, pairs: int) -> Iterator[Stmt]:
+        """The positions of a strip, for pairs from number `done` on."""
+        c, area = self.c, self.area
+        inner = c.k[-1]
+        args = [self._at(E.substitute(i, {inner: E.const(done * PAIR)})) for i in c.a.args]
+        last = done + pairs == self.pairs
+        bare = pairs - 1 if last and self.odd else pairs
+        rest = self.rest if last else BLOCK
+        follow = 2 * self.half
+
+        def micro(at: list[Expr], to: Expr, n: Expr, row: Expr) -> Stmt:
+            place = (self.slot, to, E.const(0))
+            arguments = (n, row, *map(E.const, (pairs, self.half, follow, area.plane(), bare, rest)))
+            most = area.width if area.axes is None else area.pitch
+            return Micro(Stage(), ((c.a.attr, tuple(at)),), (self.scratch[0], place), arguments,
+                         E.const(40 * PAIR // 16 * most * pairs), (most * pairs * PAIR, 3 * most * pairs * PAIR))  # fmt: skip
+
+        if area.axes is None:
+            yield micro(args, E.const(0), self.left, self.row_step(self.run_row))
+            return
+        down, along = area.axes
+        row = static(self.row_step(along.row)) if along.row is not None else 0
+        row = (row or 0) // along.stride * along.stride
+        for ((i, j), lines, places), start in zip(area.classes, area.starts().values()):
+            line = E.const(0) if lines == 1 else E.var(self.left + (lines - area.lines), "l")
+            at = list(args)
+            if down.index >= 0:
+                at[down.index] = at[down.index] + line * down.stride + i
+            at[along.index] = at[along.index] + j
+            to = line * area.pitch + start
+            statement = micro(at, to, E.const(places), E.const(row))
+            yield statement if line.op != "var" else For(line, line.args[0], (statement,))
+
+    def _column(self, item: Expr) -> Expr:
+        return (self.part * self.share + item) * COLUMNS
+
+    def _w(self, item: Expr) -> tuple[Value, tuple[Expr, ...]]:
+        """The right operand at an item's first column."""
+        c = self.c
+        at = {c.column: self._column(item), **dict.fromkeys(c.k, E.const(0))}
+        return c.panel, tuple(self._logical(i, at) for i in c.w.args)
+
+    def _second(self, item: Expr) -> Expr:
+        """Elements from there to the column 16 further, or 0 where there is none."""
+        panels = -(-self.columns // self.c.lanes) * self.c.lanes // BLOCK
+        if panels % 2 == 0:
+            return E.const(self._apart())
+        left = E.const(panels - 1) - (self.part * self.share + item) * (COLUMNS // BLOCK)
+        return E.minimum(left, 1) * self._apart()
+
+    def _source(self, i: int, j: int, done: int) -> tuple[int, int, int]:
+        """Of chunk j of part i, whose pairs start at number `done`: the element where its k starts, its
+        units, and its first step without a second block."""
+        taps = self._steps() // self.pairs
+        chunks = self.parts[i][1]
+        first = done + sum(chunks[:j]) // taps
+        steps = chunks[j]
+        last = first + steps // taps == self.pairs
+        bare = steps - taps if last and self.odd else steps
+        return first * 2 * taps * 256, steps * UNITS, bare
+
+    def _first(self, i: int, done: int) -> Stmt:
+        """The right operand of the first item and chunk of a part."""
+        start, units, bare = self._source(i, 0, done)
+        taps = self._steps() // self.pairs
+        zero = E.const(0)
+        arguments = (self._second(zero), *map(E.const, (start, taps, units, bare)))
+        steps = units // UNITS
+        to = (self.scratch[1], (self.slot, zero, zero))
+        return Micro(Convert(), (self._w(zero),), to, arguments, E.const(40 * 64 * steps),
+                     (steps * PAIR * COLUMNS, STEP_BYTES // 2 * steps))  # fmt: skip
+
+    def _items_loop(self, i: int, done: int) -> list[Stmt]:
+        """The sums of a part of k, for all items of columns."""
+        item = E.const(0) if self.share == 1 else E.var(self.count, "q")
+        chunks = self.parts[i][1]
+        body: list[Stmt] = []
+        for j in range(len(chunks)):
+            body += self._blocks(item, i, j, done)
+        return [For(item, item.args[0], tuple(body))] if item.op == "var" else body
+
+    def _blocks(self, item: Expr, i: int, j: int, done: int) -> list[Stmt]:
+        """The sums of a chunk, for all tiles of positions; after the last one, the rest of the group."""
+        area, zero = self.area, E.const(0)
+        pairs, chunks = self.parts[i]
+        steps, taps = chunks[j], self._steps() // self.pairs
+        first, last = i == j == 0, i == len(self.parts) - 1 and j == len(chunks) - 1
+        used = self.left if area.axes is None else (self.left - 1) * area.pitch + area.width
+        number = E.floordiv(used + (POSITIONS - 1), POSITIONS)
+        block = zero if area.blocks == 1 else E.var(number, "m")
+        turn = item * len(chunks) + j
+        here, there = E.mod(turn, 2), E.mod(turn + 1, 2)
+        if j + 1 < len(chunks):
+            start, count, bare = self._source(i, j + 1, done)
+            following, units = item, E.const(count)
+        else:
+            start, count, bare = self._source(i, 0, done)
+            following = E.minimum(item + 1, self.count - 1)
+            units = E.minimum(self.count - 1 - item, 1) * count
+        kernel = Product(self._places())
+        staged = sum(chunks[:j]) // taps * 3 * area.plane()
+        plane = area.plane()
+        kept = item if len(self.parts) > 1 else zero
+        acc = Value("acc", "float32", (E.const(POSITIONS), E.const(COLUMNS)))
+        before = (self.scratch[2], (self.slot, kept, block, zero)) if not first else self._w(following)
+        reads = (
+            self._w(following),
+            (self.scratch[0], (self.slot, block * POSITIONS + staged, zero)),
+            (self.scratch[1], (self.slot, here, zero)),
+            (self.scratch[1], (self.slot, there, zero)),
+            before,
+        )
+        writes = (acc, (zero, zero)) if last else (self.scratch[2], (self.slot, kept, block, zero))
+        arguments = (
+            E.const(steps), E.const(plane), E.const(0 if first else 1), self._second(following),
+            E.const(start), units, E.const(bare), block, number if block.op == "var" else E.const(1),
+        )  # fmt: skip
+        share = max(count // UNITS // area.blocks, 1)
+        touches = (
+            share * PAIR * COLUMNS, steps * 3 * 1024, steps * STEP_BYTES // 2, share * STEP_BYTES // 2,
+            0 if first else 1024, 1024,
+        )  # fmt: skip
+        micro = Micro(kernel, reads, writes, arguments, E.const(2 * POSITIONS * PAIR * COLUMNS * steps), touches)
+        body: list[Stmt] = [micro]
+        if last:
+            panel = self.part * self.share + item
+            body = [Declare(acc), micro, *self._epilogue(acc, panel, self._rows(block, used), 1)]
+        return [For(block, block.args[0], tuple(body))] if block.op == "var" else body
+
+    def _places(self) -> tuple[int, ...]:
+        """Where the positions of each tap start."""
+        area = self.area
+        if area.axes is None:
+            return (0,)
+        starts, result = area.starts(), []
+        for point in itertools.product(*(range(static(t.args[0]) or 1) for t in self.taps)):
+            at = dict(zip(self.taps, point))
+            (i, down), (j, along) = (a.place(at[a.tap] if a.tap is not None else 0) for a in area.axes)
+            result.append(starts[i, j] + down * area.pitch + along)
+        return tuple(result)
+
+    def _rows(self, block: Expr, used: Expr) -> Rows:
+        """A tile's positions."""
+        area = self.area
+        offsets = (0,) * POSITIONS
+        count: Expr | None = E.minimum(used - block * POSITIONS, POSITIONS)
+        known = static(used)
+        if known is not None and known % POSITIONS == 0:
+            count = None
+        if area.axes is None:
+            start = self.strip * area.width + block * POSITIONS
+            return Rows(block, {self.run_row: start}, offsets, self.run_row, count=count)
+        down, along = area.axes
+        if area.lines == 1 and along.row is not None:
+            at = {along.row: block * POSITIONS} | ({down.row: self.strip} if down.row is not None else {})
+            return Rows(block, at, offsets, along.row, count=count)
+        at = {down.row: self.strip * area.lines} if down.row is not None else {}
+        return _Tile(block, at, offsets, along.row, down.row, area.pitch, count, block * POSITIONS,
+                     area.width)  # fmt: skip
+
+
+def _even(total: int, most: int) -> list[int]:
+    """`total` in pieces of nearly equal size, none larger than `most`."""
+    count = -(-total // most)
+    return [total // count + (n < total % count) for n in range(count)]
