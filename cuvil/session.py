@@ -6,11 +6,13 @@ import ctypes
 import json
 import math
 import shutil
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +54,33 @@ class NodeArg:
     shape: list[int | str]
 
 
+@dataclass(frozen=True)
+class _Plan:
+    """What calls with inputs of the same forms share.
+
+    Attributes:
+        shapes, kinds: of the outputs.
+        need: bytes of workspace.
+        fixed: the library's arguments between the workspace and the inputs: its bytes, the symbolic sizes.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    kinds: tuple[np.dtype[Any], ...]
+    need: int
+    fixed: tuple[ctypes.c_size_t | ctypes.c_int64, ...]
+
+
+@dataclass(frozen=True)
+class _Workspace:
+    """Memory that one call at a time works in: `size` bytes from the aligned `address` on."""
+
+    memory: np.ndarray
+    size: int
+    address: ctypes.c_void_p
+
+
 class Session:
-    """A compiled model that is loaded.
+    """A compiled model that is loaded. Several threads may call `run` at the same time.
 
     Args:
         library: the shared library.
@@ -69,23 +96,26 @@ class Session:
         self._input_bundles, self._output_bundles = info["input_bundles"], info["output_bundles"]
         self._keep: object = None
         self.target: Target | None = None
+        strings = [t["dtype"] == STRING for t in (*self._inputs, *self._outputs)]
         self._types = [
             np.dtype(f"S{t['capacity']}") if t["dtype"] == STRING else numpy_dtype(t["dtype"])
             for t in self._inputs
         ]
-        self._types += [numpy_dtype("uint8" if t["dtype"] == STRING else t["dtype"]) for t in self._outputs]
-        self._known = frozenset(t["name"] for t in self._inputs)
-        self._has_strings = any(t["dtype"] == STRING for t in (*self._inputs, *self._outputs))
-        self._plans: dict[tuple[int, ...], tuple[list[tuple[int, ...]], int]] = {}
-        self._numbers_of: dict[tuple[tuple[int, ...], ...], tuple[int, ...]] = {}
-        self._local = threading.local()
+        self._kinds = tuple(
+            numpy_dtype("uint8" if t["dtype"] == STRING else t["dtype"]) for t in self._outputs
+        )
+        self._names = tuple(t["name"] for t in self._inputs)
+        self._known = frozenset(self._names)
+        self._has_strings = any(strings)
+        self._sized_by_data = bool(info.get("sized_by_data"))
+        converts = self._has_strings or self._sized_by_data or self._input_bundles or self._output_bundles
+        self._most_forms = 0 if converts or not _DATA_AT else _FORMS
+        self._plans: dict[tuple[int, ...], _Plan] = {}
+        self._forms: dict[tuple[Any, ...], _Plan] = {}
+        self._idle: list[_Workspace] = []
         handle = _load(library)
         numbers = [ctypes.c_int64] * len(self._symbols)
         self._run = getattr(handle, f"{self.model}_run")
-        pointers = [ctypes.c_void_p] * len(self._types)
-        self._sized_by_data = bool(info.get("sized_by_data"))
-        actual = [ctypes.c_void_p] if self._sized_by_data else []
-        self._run.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *numbers, *pointers, *actual]
         self._bytes = getattr(handle, f"{self.model}_workspace_bytes")
         self._bytes.argtypes, self._bytes.restype = numbers, ctypes.c_size_t
         self._shapes = getattr(handle, f"{self.model}_output_shapes")
@@ -143,64 +173,102 @@ class Session:
             CuvilError: a missing or unknown name, a wrong type or shape, another number of items than the
                 library was compiled for.
         """
-        outputs, call, actual = self._prepare(input_feed)
-        _check(call())
+        arrays: list[np.ndarray] = []  # they must live until the library returns
+        forms, addresses = [], []
+        try:  # the short way of all calls whose inputs have forms that were checked before
+            for name in self._names:
+                array = input_feed[name]
+                if type(array) is not _Array:
+                    raise TypeError
+                arrays.append(array)
+                forms.append(_form(array))
+                addresses.append(_pointer_at(id(array) + _DATA_AT))
+            plan = self._forms[tuple(forms)] if len(input_feed) == len(arrays) else None
+        except (AttributeError, KeyError, TypeError):
+            plan = None
+        if plan is None:
+            return self._selected(output_names, self._run_checked(input_feed))
+        outputs = []
+        for shape, kind in zip(plan.shapes, plan.kinds):
+            array = _empty(shape, kind)
+            outputs.append(array)
+            addresses.append(_pointer_at(id(array) + _DATA_AT))
+        space = self._workspace(plan.need)
+        code = self._run(space.address, *plan.fixed, *addresses)
+        self._idle.append(space)
+        if code:
+            _check(code)
+        return outputs if output_names is None else self._selected(output_names, outputs)
+
+    def benchmark(self, input_feed: Mapping[str, Any], repeats: int) -> list[float]:
+        """Seconds of each of `repeats` calls of the library alone, without Python's share."""
+        arrays, plan = self._checked(input_feed)
+        outputs, actual = self._buffers(plan)
+        arguments = self._arguments(plan, arrays, outputs, actual)
+        space, run, clock = self._workspace(plan.need), self._run, time.perf_counter
+        seconds = []
+        for _ in range(repeats):
+            start = clock()
+            run(space.address, *arguments)
+            seconds.append(clock() - start)
+        self._idle.append(space)
+        return seconds
+
+    def _run_checked(self, feeds: Mapping[str, Any]) -> list[Any]:
+        """All outputs, after all checks and conversions of the inputs."""
+        arrays, plan = self._checked(feeds)
+        outputs, actual = self._buffers(plan)
+        space = self._workspace(plan.need)
+        code = self._run(space.address, *self._arguments(plan, arrays, outputs, actual))
+        self._idle.append(space)
+        _check(code)
         if actual is not None:
             outputs = _as_sized(outputs, actual)
         if self._has_strings:
             outputs = [text.decode(a) if t["dtype"] == STRING else a for t, a in zip(self._outputs, outputs)]
-        results = grouped(outputs, self._output_bundles) if self._output_bundles else outputs
-        if output_names is None:
+        return grouped(outputs, self._output_bundles) if self._output_bundles else outputs
+
+    def _selected(self, names: Sequence[str] | None, results: list[Any]) -> list[Any]:
+        """Of all results those named, all where None."""
+        if names is None:
             return results
         by_name = dict(zip((t.name for t in self.get_outputs()), results))
-        for name in output_names:
+        for name in names:
             if name not in by_name:
                 raise CuvilError(f"is no output; the outputs are {', '.join(by_name)}", repr(name))
-        return [by_name[name] for name in output_names]
+        return [by_name[name] for name in names]
 
-    def benchmark(self, input_feed: Mapping[str, Any], repeats: int) -> list[float]:
-        """Seconds of each of `repeats` calls of the library alone, without Python's share."""
-        _, call, _ = self._prepare(input_feed)
-        seconds = []
-        for _ in range(repeats):
-            start = time.perf_counter()
-            call()
-            seconds.append(time.perf_counter() - start)
-        return seconds
+    def _buffers(self, plan: _Plan) -> tuple[list[np.ndarray], np.ndarray | None]:
+        """Buffers for the outputs, and one for their actual sizes where the data decide some of them."""
+        outputs = [np.empty(shape, kind) for shape, kind in zip(plan.shapes, plan.kinds)]
+        return outputs, np.empty(sum(a.ndim for a in outputs) + 1, np.int64) if self._sized_by_data else None
 
-    def _prepare(
-        self, feeds: Mapping[str, Any]
-    ) -> tuple[list[np.ndarray], Callable[[], int], np.ndarray | None]:
-        """Buffers for the outputs, the call that fills them, and one for the outputs' actual sizes where
-        the data decide some of them."""
-        arrays, numbers = self._known_form(feeds) or self._checked(feeds)
-        shapes, need = self._plans.get(numbers) or self._plan(numbers)
-        outputs = list(map(np.empty, shapes, self._types[len(arrays) :]))
-        actual = np.empty(sum(a.ndim for a in outputs) + 1, np.int64) if self._sized_by_data else None
+    def _arguments(
+        self,
+        plan: _Plan,
+        arrays: Sequence[np.ndarray],
+        outputs: Sequence[np.ndarray],
+        actual: np.ndarray | None,
+    ) -> list[ctypes.c_size_t | ctypes.c_int64 | ctypes.c_void_p]:
+        """The library's arguments after the workspace; they are valid while the arrays live."""
         written = outputs if actual is None else [*outputs, actual]
-        pointers = map(_pointer, (*arrays, *written))
-        run, arguments = self._run, (self._base(need), need, *numbers, *pointers)
+        return [*plan.fixed, *(ctypes.c_void_p(_address(a)) for a in (*arrays, *written))]
 
-        def call(keep: object = (arrays, outputs, actual)) -> int:
-            return int(run(*arguments))
+    def _workspace(self, need: int) -> _Workspace:
+        """A workspace of at least `need` bytes that no other call uses; whoever takes it puts it back into
+        `_idle`. There are as many as calls ran at the same time."""
+        try:
+            space = self._idle.pop()
+            if space.size >= need:
+                return space
+        except IndexError:
+            pass
+        unit = limits.WORKSPACE_ALIGNMENT
+        memory = np.empty(need + unit, np.uint8)
+        return _Workspace(memory, need, ctypes.c_void_p(-(-_address(memory) // unit) * unit))
 
-        return outputs, call, actual
-
-    def _known_form(self, feeds: Mapping[str, Any]) -> tuple[list[np.ndarray], tuple[int, ...]] | None:
-        """The inputs and the symbolic sizes where `_checked` has seen arrays of these shapes before: the
-        short way that calls after the first go."""
-        if len(feeds) != len(self._inputs) or self._has_strings or self._input_bundles:
-            return None
-        arrays: list[Any] = [feeds.get(t["name"]) for t in self._inputs]
-        for a, kind in zip(arrays, self._types):
-            if type(a) is not np.ndarray or a.dtype is not kind or not a.flags.c_contiguous:
-                return None
-        shapes = tuple([a.shape for a in arrays])
-        numbers = self._numbers_of.get(shapes)
-        return None if numbers is None else (arrays, numbers)
-
-    def _checked(self, feeds: Mapping[str, Any]) -> tuple[list[np.ndarray], tuple[int, ...]]:
-        """The inputs as the library takes them, and the symbolic sizes that they show."""
+    def _checked(self, feeds: Mapping[str, Any]) -> tuple[list[np.ndarray], _Plan]:
+        """The inputs as the library takes them, and the plan for the symbolic sizes that they show."""
         if self._input_bundles:
             feeds = _taken_apart(feeds, self._input_bundles)
         if not self._known.issuperset(feeds):
@@ -210,33 +278,27 @@ class Session:
         sizes: dict[str, int] = {}
         arrays = [self._array(t, kind, feeds, sizes) for t, kind in zip(self._inputs, self._types)]
         numbers = self._numbers(sizes)
-        if len(self._numbers_of) < _FORMS:
-            self._numbers_of[tuple(a.shape for a in arrays)] = numbers
-        return arrays, numbers
+        plan = self._plans.get(numbers) or self._plan(numbers)
+        if len(self._forms) < self._most_forms:
+            self._forms[tuple(map(_form, arrays))] = plan
+        return arrays, plan
 
-    def _plan(self, numbers: tuple[int, ...]) -> tuple[list[tuple[int, ...]], int]:
-        """The outputs' shapes and the bytes of workspace for the symbolic sizes `numbers`."""
+    def _plan(self, numbers: tuple[int, ...]) -> _Plan:
+        """The plan for the symbolic sizes `numbers`."""
         ranks = [len(t["shape"]) + (t["dtype"] == STRING) for t in self._outputs]
         flat = (ctypes.c_int64 * max(sum(ranks), 1))()
         self._shapes(*numbers, ctypes.addressof(flat))
         sizes = iter(flat)
-        shapes = [tuple(next(sizes) for _ in range(rank)) for rank in ranks]
+        shapes = tuple(tuple(next(sizes) for _ in range(rank)) for rank in ranks)
         for t, shape in zip(self._outputs, shapes):
             if min(shape, default=0) < 0:
                 given = ", ".join(f"{n} = {size}" for n, size in zip(self._symbols, numbers))
                 raise CuvilError(f"would have shape {list(shape)} for {given}", f"output '{t['name']}'")
-        self._plans[numbers] = shapes, int(self._bytes(*numbers))
-        return self._plans[numbers]
-
-    def _base(self, need: int) -> int:
-        """The aligned address of this thread's workspace."""
-        held: tuple[np.ndarray, int, int] | None = getattr(self._local, "workspace", None)
-        if held is None or held[1] < need:
-            unit = limits.WORKSPACE_ALIGNMENT
-            memory = np.empty(need + unit, np.uint8)
-            base = -(-int(memory.__array_interface__["data"][0]) // unit) * unit
-            held = self._local.workspace = (memory, need, base)
-        return held[2]
+        need = int(self._bytes(*numbers))
+        sizes_given = tuple(ctypes.c_int64(n) for n in numbers)
+        plan = _Plan(shapes, self._kinds, need, (ctypes.c_size_t(need), *sizes_given))
+        self._plans[numbers] = plan
+        return plan
 
     def _numbers(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         missing = [n for n in self._symbols if n not in sizes]
@@ -265,18 +327,37 @@ class Session:
 
 
 _FORMS = 256
-"""Combinations of input shapes that a session remembers."""
+"""Combinations of forms of the inputs that a session remembers."""
 
-_Byte = ctypes.c_char * 1
+_form = attrgetter("dtype", "shape", "flags.c_contiguous")
+"""What decides whether the library takes an array as it is."""
+
+_Array, _empty = np.ndarray, np.empty
+_pointer_at = ctypes.c_void_p.from_address
+"""The pointer that memory holds, as an argument of a library call: read when the call is made."""
 
 
-def _pointer(array: np.ndarray) -> Any:
-    """The address of an array's data as an argument of a library call; by the buffer protocol, which is much
-    faster than numpy's own attributes, where it gives a writable buffer of at least one byte."""
-    try:
-        return _Byte.from_buffer(array)  # type: ignore[arg-type]  # numpy's arrays are buffers
-    except (TypeError, ValueError, BufferError):
-        return array.__array_interface__["data"][0]
+def _address(array: np.ndarray) -> int:
+    """Where an array's data begin."""
+    return int(array.__array_interface__["data"][0])
+
+
+def _data_at() -> int:
+    """Bytes from an array object's address to its pointer to the data, the first field of numpy's C structure
+    behind the object's header; 0 where this Python does not place objects so.
+
+    Reading the pointer there takes a third of the time of the buffer protocol or numpy's attributes, and
+    touches far less memory when the model has filled the caches.
+    """
+    if sys.implementation.name != "cpython":
+        return 0
+    offset = object.__basicsize__
+    probes = np.arange(4), np.arange(6.0)[2:], np.empty((0, 3))
+    held = [_pointer_at(id(a) + offset).value for a in probes]
+    return offset if held == [_address(a) for a in probes] else 0
+
+
+_DATA_AT = _data_at()
 
 
 def _load(library: Path) -> ctypes.CDLL:

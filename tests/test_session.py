@@ -183,6 +183,63 @@ def test_lists_and_strided_arrays_may_be_fed(mlp: Session) -> None:
     np.testing.assert_array_equal(mlp.run(None, {"x": np.repeat(base.T, 2, axis=0)[::2]})[0], wanted)
 
 
+def test_the_short_way_keeps_all_checks(mlp: Session) -> None:
+    """After a call with good inputs, which later calls of the same form go without their checks for."""
+    good = np.arange(24, dtype=np.float32).reshape(4, 6) / 10
+    wanted = mlp.run(None, {"x": good})[0]
+    np.testing.assert_array_equal(mlp.run(None, {"x": np.asfortranarray(good)})[0], wanted)
+    frozen = good.copy()
+    frozen.flags.writeable = False
+    np.testing.assert_array_equal(mlp.run(None, {"x": frozen})[0], wanted)
+    for feed, message in (
+        ({"x": good.astype(">f4")}, "has type >f4, float32 is expected"),
+        ({"x": good.astype(np.float64)}, "has type float64, float32 is expected"),
+        ({"x": good.view(np.int32)}, "has type int32, float32 is expected"),
+        ({"x": good.T}, r"has shape \[6, 4\]"),
+        ({"x": good, "z": good}, "'z': is no input"),
+        ({"z": good}, "'z': is no input"),
+        ({"x": None}, "has type object"),
+    ):
+        with pytest.raises(CuvilError, match=message):
+            mlp.run(None, feed)
+
+
+def test_what_only_looks_like_an_array_is_converted(mlp: Session) -> None:
+    """Its address says nothing about where its data are."""
+
+    class Proxy:
+        def __init__(self, array: np.ndarray) -> None:
+            self._array = array
+
+        @property
+        def __class__(self) -> type:  # type: ignore[override]
+            return np.ndarray
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._array, name)
+
+        def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
+            return self._array
+
+    class Own(np.ndarray):
+        pass
+
+    good = np.arange(24, dtype=np.float32).reshape(4, 6) / 10
+    wanted = mlp.run(None, {"x": good})[0]
+    for same in (Proxy(good), good.view(Own), np.ma.array(good)):
+        np.testing.assert_array_equal(mlp.run(None, {"x": same})[0], wanted)
+
+
+def test_without_the_layout_of_array_objects(mlp: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a Python does not place an array's pointer to its data as CPython does."""
+    x = np.arange(12, dtype=np.float32).reshape(2, 6)
+    wanted = mlp.run(None, {"x": x})[0]
+    monkeypatch.setattr(mlp, "_most_forms", 0)
+    monkeypatch.setattr(mlp, "_forms", {})
+    np.testing.assert_array_equal(mlp.run(None, {"x": x})[0], wanted)
+    assert not mlp._forms
+
+
 def test_results_are_the_callers(mlp: Session) -> None:
     """A later run does not change what an earlier one returned."""
     rng = np.random.default_rng(0)

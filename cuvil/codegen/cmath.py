@@ -4,6 +4,11 @@ integer division, which in Cuvil never traps.
 Each entry lists what it needs first.  Errors are in units in the last place (ulp) of float32,
 over the whole range.  No entry needs the C library; `LIBM` names those functions that are left to
 it.
+
+What counts is the number of instructions: a division takes as long as twenty of the others, and these
+functions have about as many beside it.  Selects between constants are what to avoid: gcc 12 never makes
+a minimum of one, and splits a loop's body into paths where two depend on each other.  Hence bounds are
+minima of bit patterns (`least`), or are left out where the arithmetic saturates by itself.
 """
 
 from __future__ import annotations
@@ -16,44 +21,54 @@ static inline float cv_float(int32_t x) { union { float f; int32_t i; } u; u.i =
     "abs": ((), "static inline float cv_abs_f32(float x) { return __builtin_fabsf(x); }\n"),
     "sqrt": ((), "static inline float cv_sqrt_f32(float x) { return __builtin_sqrtf(x); }\n"),
     "round": (("bits",), """
-static inline float cv_round_f32(float x) { /* half to even */
+#if defined(__SSE4_1__) || defined(__aarch64__)
+static inline float cv_round_f32(float x) { return __builtin_rintf(x); } /* half to even */
+static inline float cv_floor_f32(float x) { return __builtin_floorf(x); }
+static inline float cv_ceil_f32(float x) { return __builtin_ceilf(x); }
+static inline float cv_trunc_f32(float x) { return __builtin_truncf(x); }
+#else
+static inline float cv_round_f32(float x) {
     float magic = cv_float((cv_bits(x) & INT32_MIN) | 0x4b000000);
     float r = (x + magic) - magic;
     return __builtin_fabsf(x) < 8388608.0f ? r : x;
 }
-"""),
-    "floor": (("round",), """
 static inline float cv_floor_f32(float x) { float r = cv_round_f32(x); return r > x ? r - 1.0f : r; }
-"""),
-    "ceil": (("round",), """
 static inline float cv_ceil_f32(float x) { float r = cv_round_f32(x); return r < x ? r + 1.0f : r; }
-"""),
-    "trunc": (("round",), """
 static inline float cv_trunc_f32(float x) {
     float a = __builtin_fabsf(x), r = cv_round_f32(a);
     r = r > a ? r - 1.0f : r;
     return cv_float(cv_bits(r) | (cv_bits(x) & INT32_MIN));
 }
+#endif
 """),
-    "exp": (("bits",), """
-static inline float cv_exp_f32(float x) { /* 1 ulp; gradual underflow and infinity as they should be */
+    "floor": (("round",), ""),
+    "ceil": (("round",), ""),
+    "trunc": (("round",), ""),
+    "least": (("bits",), """
+static inline float cv_at_most(float x, float c) { /* the smaller one, c > 0; NaN is lost */
+    int32_t a = cv_bits(x), b = cv_bits(c);
+    return cv_float(a < b ? a : b);
+}
+static inline float cv_at_least(float x, float c) { /* the larger one, c < 0; NaN is lost */
+    uint32_t a = (uint32_t)cv_bits(x), b = (uint32_t)cv_bits(c);
+    return cv_float((int32_t)(a < b ? a : b));
+}
+"""),
+    "exp": (("least",), """
+static inline float cv_exp_f32(float x) { /* 1.1 ulp; gradual underflow and infinity as they should be */
     float c = x < -104.0f ? -104.0f : x;
-    c = c > 89.0f ? 89.0f : c;
-    float shifted = c * 1.44269504f + 12582912.0f;
-    int32_t k = cv_bits(shifted) - 0x4b400000;
-    float n = shifted - 12582912.0f;
-    float r = (c - n * 0.693359375f) - n * -2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
+    float shifted = cv_at_most(c * 1.44269504f + 12583166.0f, 12583294.0f); /* k + 254 in its last bits */
+    float n = shifted - 12583166.0f;
+    float r = (c - n * 0.693359375f) - n * -2.12194440e-4f; /* large, or infinite, where n is bounded */
+    float p = 1.3814179692e-3f;
+    p = p * r + 8.3689196035e-3f;
+    p = p * r + 4.1668407619e-2f;
+    p = p * r + 1.6666519642e-1f;
+    p = p * r + 4.9999994040e-1f;
     p = p * (r * r) + r + 1.0f;
-    int32_t half = k >> 1;
-    p = p * cv_float((int32_t)((uint32_t)(half + 127) << 23));
-    p = p * cv_float((int32_t)((uint32_t)(k - half + 127) << 23));
-    return x != x ? x : p;
+    uint32_t k = (uint32_t)cv_bits(shifted), half = k >> 1;
+    p = p * cv_float((int32_t)(half << 23));
+    return p * cv_float((int32_t)((k - half) << 23));
 }
 """),
     "log": (("bits",), """
@@ -80,73 +95,66 @@ static inline float cv_log_f32(float x) { /* 1 ulp */
     return x > 3.4028235e38f || x != x ? x : r;
 }
 """),
-    "tanh": ((), """
-static inline float cv_tanh_f32(float x) { /* 5 ulp: a fraction in x * x, fitted for least relative error */
-    float c = x < -9.01f ? -9.01f : x;
-    c = c > 9.01f ? 9.01f : c;
-    float s = c * c;
-    float p = -1.22248479e-11f;
-    p = p * s + 3.06137764e-08f;
-    p = p * s + 2.8019389e-05f;
-    p = p * s + 0.00386891817f;
-    p = p * s + 0.136803865f;
+    "tanh": (("least",), """
+static inline float cv_tanh_f32(float x) { /* 6 ulp: a fraction in x * x, fitted as it is rounded */
+    float s = cv_at_most(x * x, 81.1801f);
+    float p = -1.22248461e-11f;
+    p = p * s + 3.06137906e-08f;
+    p = p * s + 2.80193872e-05f;
+    p = p * s + 0.0038689177f;
+    p = p * s + 0.136803821f;
     p = p * s + 1.0f;
-    float q = 1.28820102e-06f;
-    q = q * s + 0.000393967261f;
-    q = q * s + 0.0272479989f;
-    q = q * s + 0.470137179f;
+    float q = 1.28820068e-06f;
+    q = q * s + 0.000393967232f;
+    q = q * s + 0.0272479933f;
+    q = q * s + 0.470137089f;
     q = q * s + 1.0f;
-    float y = c * p / q;
-    y = y > 1.0f ? 1.0f : y;
-    return y < -1.0f ? -1.0f : y;
-}
-"""),
-    "sigmoid": (("bits",), """
-static inline float cv_sigmoid_f32(float x) { /* 3 ulp; 0 below -87 */
-    float c = x < -87.0f ? -87.0f : x;
-    c = c > 87.0f ? 87.0f : c;
-    float shifted = c * -1.44269504f + 12582912.0f;
-    float n = shifted - 12582912.0f;
-    float r = (-c - n * 0.693359375f) - n * -2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * (r * r) + r + 1.0f;
-    float power = cv_float((int32_t)((uint32_t)cv_bits(p) + ((uint32_t)cv_bits(shifted) << 23)));
-    float y = x < -87.0f ? 0.0f : 1.0f / (1.0f + power);
+    float y = cv_at_least(cv_at_most(x * p / q, 1.0f), -1.0f);
     return x != x ? x : y;
 }
 """),
-    "erf": ((), """
-static inline float cv_erf_f32(float x) { /* 6 ulp: a fraction in x * x, fitted for least relative error */
-    float c = x < -3.92f ? -3.92f : x;
-    c = c > 3.92f ? 3.92f : c;
-    float s = c * c;
-    float p = 1.99242631e-08f;
-    p = p * s + -1.95784492e-06f;
-    p = p * s + 0.000141852142f;
-    p = p * s + 0.00370167242f;
-    p = p * s + 0.0505735241f;
-    p = p * s + 0.199925929f;
-    p = p * s + 1.12837911f;
-    float q = 0.000956054893f;
-    q = q * s + 0.0143533293f;
-    q = q * s + 0.114999004f;
-    q = q * s + 0.510511398f;
+    "sigmoid": (("least",), """
+static inline float cv_sigmoid_f32(float x) { /* 2.5 ulp; 0 below -88.4 */
+    float c = x > 87.0f ? 87.0f : x;
+    float shifted = cv_at_most(c * -1.44269504f + 12583039.0f, 12583167.0f); /* k + 127 in its last bits */
+    float n = shifted - 12583039.0f;
+    float r = (-c - n * 0.693359375f) - n * -2.12194440e-4f;
+    float p = 1.3814179692e-3f;
+    p = p * r + 8.3689196035e-3f;
+    p = p * r + 4.1668407619e-2f;
+    p = p * r + 1.6666519642e-1f;
+    p = p * r + 4.9999994040e-1f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    return 1.0f / (p * cv_float((int32_t)((uint32_t)cv_bits(shifted) << 23)) + 1.0f);
+}
+"""),
+    "erf": (("least",), """
+static inline float cv_erf_f32(float x) { /* 6.5 ulp: a fraction in x * x, fitted as it is rounded */
+    float s = cv_at_most(x * x, 15.3664f);
+    float p = 1.9924272e-08f;
+    p = p * s + -1.9578456e-06f;
+    p = p * s + 0.000141852186f;
+    p = p * s + 0.00370167312f;
+    p = p * s + 0.0505735129f;
+    p = p * s + 0.199925914f;
+    p = p * s + 1.12837899f;
+    float q = 0.000956055068f;
+    q = q * s + 0.0143533284f;
+    q = q * s + 0.114998989f;
+    q = q * s + 0.510511339f;
     q = q * s + 1.0f;
-    float y = c * p / q;
-    y = y > 1.0f ? 1.0f : y;
-    return y < -1.0f ? -1.0f : y;
+    float y = cv_at_least(cv_at_most(x * p / q, 1.0f), -1.0f);
+    return x != x ? x : y;
 }
 """),
     "sincos": ((), """
 static inline float cv_sine(float x, int32_t quarter) { /* 2 ulp for |x| below 2**30 */
     double d = (double)x * 0.63661977236758134;
     double n = (d + 6755399441055744.0) - 6755399441055744.0;
-    float r = (float)(((double)x - n * 1.5707963267948966) - n * 6.123233995736766e-17);
+    /* pi / 2 in parts whose multiples are exact */
+    double rest = ((double)x - n * 1.570796251296997) - n * 7.549789415861596e-08;
+    float r = (float)(rest - n * 5.390302858158119e-15);
     int32_t q = (int32_t)n + quarter;
     float z = r * r;
     float s = ((-1.9515295891e-4f * z + 8.3321608736e-3f) * z - 1.6666654611e-1f) * z * r + r;

@@ -28,11 +28,11 @@ Array = npt.NDArray[Any]
 Function = Callable[[Array], Array]
 
 REFERENCE: dict[str, tuple[Function, float, float]] = {
-    "exp": (np.exp, 1.0, math.inf),
+    "exp": (np.exp, 1.1, math.inf),
     "log": (np.log, 1.0, math.inf),
-    "tanh": (np.tanh, 5.0, math.inf),
-    "sigmoid": (lambda x: 1 / (1 + np.exp(-x)), 3.0, math.inf),
-    "erf": (np.vectorize(math.erf, otypes=[np.float64]), 6.0, math.inf),
+    "tanh": (np.tanh, 6.0, math.inf),
+    "sigmoid": (lambda x: 1 / (1 + np.exp(-x)), 2.5, math.inf),
+    "erf": (np.vectorize(math.erf, otypes=[np.float64]), 6.5, math.inf),
     "sin": (np.sin, 2.0, 2.0**30),
     "cos": (np.cos, 2.0, 2.0**30),
     "tan": (np.tan, 4.0, 2.0**30),
@@ -50,10 +50,11 @@ def points() -> Array:
     """Evenly spaced bit patterns over all floats, the usual range densely, and the special values."""
     patterns = (np.arange(1 << 19, dtype=np.uint64) * 8191 + 1).astype(np.uint32).view(np.float32)
     rng = np.random.default_rng(1)
-    near = rng.uniform(-12, 12, 1 << 18).astype(np.float32)
+    near = rng.uniform(-20, 20, 1 << 20).astype(np.float32)
     small = (rng.standard_normal(1 << 16) * 1e-3).astype(np.float32)
     halves = np.arange(-40, 40, 0.5, dtype=np.float32)
-    edges = [0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 88.72, 88.73, -87.3, -103.9, -104.1,
+    edges = [0.0, -0.0, np.inf, -np.inf, np.nan, -np.nan, 1.0, -1.0, 88.37, 88.38, 88.72, 88.73, 89.5, 1e3,
+             -87.3, -88.37, -88.38, -88.72, -103.9, -104.1, -1e3, 87.0, 87.1, 3.9, 3.93, 9.0, 9.02,
              1e-45, -1e-45, 1.1754944e-38, 3.4028235e38, -3.4028235e38, 8388607.5, 8388608.0, 16777215.0,
              -8388607.5]  # fmt: skip
     return np.concatenate([patterns, near, small, halves, np.nextafter(halves, np.inf, dtype=np.float32),
@@ -74,9 +75,10 @@ def ulps(got: Array, wanted: Array) -> Array:
     return error
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """Loops over every function, optimised as production code is."""
+@pytest.fixture(scope="module", params=["baseline", "native"])
+def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """Loops over every function, optimised as production code is, for the least CPU (on x86-64 one without
+    fused multiply-add) and for this one."""
     folder = tmp_path_factory.mktemp("cmath")
     renderer = CRenderer()
     renderer.math = set(REFERENCE)
@@ -86,12 +88,12 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
             f'__attribute__((visibility("default"))) void f_{name}(const float *x, float *y, int64_t n) {{\n'
             f"    CV_SIMD\n    for (int64_t i = 0; i < n; i++) y[i] = cv_{name}_f32(x[i]);\n}}\n"
         )
-    return build(source, folder)
+    return build(source, folder, request.param)
 
 
-def build(source: str, folder: Path) -> ctypes.CDLL:
+def build(source: str, folder: Path, cpu: str = "native") -> ctypes.CDLL:
     (folder / "f.c").write_text(source, encoding="utf-8")
-    tools = find("auto", Machine())
+    tools = find("auto", Machine(cpu=cpu))
     tools.compile(folder / "f.c", folder / "f.o", Options(opt_level="3"))
     tools.link_shared([folder / "f.o"], folder / "f.so", libs=("m",))
     return ctypes.CDLL(str(folder / "f.so"))
@@ -117,7 +119,7 @@ def test_float32_functions(name: str, library: ctypes.CDLL) -> None:
 
 
 def test_every_function_is_tested() -> None:
-    assert {name for name in cmath._F32 if name not in ("bits", "sincos")} <= set(REFERENCE)
+    assert {name for name in cmath._F32 if name not in ("bits", "least", "sincos")} <= set(REFERENCE)
 
 
 # --- integers, comparisons, conversions ------------------------------------------------------------------
