@@ -186,7 +186,7 @@ def _added(level: str, better: str) -> set[str]:
     """What a level has beyond the next lesser one: of `_MICRO_KERNELS`, or "" where it is more than that."""
     own, other = ISAS[level], ISAS[better]
     added = {what for what in _MICRO_KERNELS if getattr(other, what) and not getattr(own, what)}
-    alike = replace(other, **dict.fromkeys(added, False), name=own.name, zig_cpu=own.zig_cpu, gcc=own.gcc)
+    alike = replace(other, dot_i8=own.dot_i8, name=own.name, zig_cpu=own.zig_cpu, gcc=own.gcc)
     return added if alike == own else {""}
 
 

@@ -1,39 +1,64 @@
 """A fork-join pool in C: threads that share the points of one kernel at a time.
 
-Created on the first call that needs it, one per device library.  Chunks of points are claimed from
-an atomic counter, so a thread that is late costs nothing; idle threads spin shortly, then sleep.
-Where the pool is taken by another caller, the points run in the calling thread: `run` stays
-re-entrant.  A thread's number tells a kernel which part of its scratch memory to work in; the caller's
-is 0, for its workspace is its own.  Every point is computed by the same code whoever claims it, so
-results do not depend on the number of threads.  On Linux workers stay away from the processor on which
-the first call ran: a thread that wakes is otherwise often put on its waker's, and waits there.
+Created on the first call that needs it, one per device library.  A kernel's points are cut into units,
+of which each thread owns a range: the same part of every kernel, so that what it wrote is in the cache of
+its core when the next kernel reads it.  It takes half of what is left from the front; a thread without
+units takes a quarter of another's from the back, so that one which is late, or never starts, costs nothing.
+A range is one word, changed by compare-and-swap alone.
+
+Idle threads spin for `SPIN` and then sleep; `cv_wake`, at the beginning of a run, has them ready for its
+first kernel.  Where the pool is taken by another caller, the points run in the calling thread: `run`
+stays re-entrant.  A thread's number tells a kernel which part of its scratch memory to work in; the
+caller's is 0, for its workspace is its own.  Every point is computed by the same code whoever takes it, so
+results do not depend on the number of threads.
+
+On Linux workers stay away from the processor on which the caller runs: a thread that wakes is otherwise
+often put on its waker's, and waits there.  A caller that waited in vain for threads which had no processor
+works alone for a while.
 """
 
 from __future__ import annotations
 
-CHUNKS_PER_THREAD = 4
-"""Chunks that a kernel's points are cut into, per thread: enough to even out, few enough to claim."""
+UNITS_PER_THREAD = 16
+"""Units that a kernel's points are cut into, per thread: enough to even out, few enough to take."""
 
-MIN_WORK = 1 << 15
-"""Multiply-adds (or elements) below which a kernel stays in the calling thread."""
+MAX_UNITS = 0xFFFF
+"""What half of a range's word holds."""
+
+SPIN, TAIL = 100, 30
+"""Microseconds that a worker spins before it sleeps (waking it takes 40-50), and that a caller spins before
+it lends its processor."""
+
+LOST, REST = 500, (10_000, 320_000)
+"""Microseconds of waiting, longer than its own work, after which a caller works alone; how long, the first
+time and at most."""
 
 _POOL = """
 #include <pthread.h>
+#include <sched.h>
+#include <time.h>
 #define CV_THREADS %(threads)d
+#define CV_UNITS %(units)d
+#define CV_LINE __attribute__((aligned(128))) /* what one thread writes disturbs no other */
 
 typedef void (*cv_task)(const void *arguments, cv_idx slot, cv_idx lo, cv_idx hi);
 
 static struct {
-    pthread_mutex_t owner, lock;
-    pthread_cond_t wake;
-    cv_task task;
+    unsigned range CV_LINE; /* units [range >> 16, range & 0xffff) that nobody took yet */
+} cv_share[CV_THREADS];
+
+static struct {
+    cv_task task CV_LINE; /* changes only while no unit is left */
     const void *arguments;
-    cv_idx points, chunk, next;
-    unsigned epoch; /* counts kernels */
-    int open, active, started; /* open: workers may join the kernel */
-} cv_pool = {
-    PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0, 0, 0, 0, 0, 0, 0
-};
+    cv_idx outer, rows, row; /* points are outer x rows x row; rows are shared */
+    cv_idx units, each, rest; /* each unit has so many rows, the first `rest` one more */
+    int64_t alone, period; /* the caller works alone until then, for so long */
+    int started;
+    int taken CV_LINE; /* by a caller */
+    unsigned done CV_LINE; /* units */
+    unsigned epoch CV_LINE; /* changes when there is work */
+    int asleep; /* a worker may be */
+} cv_pool;
 
 static inline void cv_pause(void) {
 #if defined(__x86_64__) || defined(__i386__)
@@ -43,61 +68,120 @@ static inline void cv_pause(void) {
 #endif
 }
 
-static void cv_claim(cv_idx slot) {
-    for (;;) {
-        const cv_idx lo = __atomic_fetch_add(&cv_pool.next, cv_pool.chunk, __ATOMIC_RELAXED);
-        if (lo >= cv_pool.points) return;
-        const cv_idx hi = lo + cv_pool.chunk < cv_pool.points ? lo + cv_pool.chunk : cv_pool.points;
-        cv_pool.task(cv_pool.arguments, slot, lo, hi);
-    }
+static int64_t cv_now(void) { /* microseconds */
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
 }
 
 #ifdef __linux__ /* names of our own: what headers declare depends on macros that come too late here */
+#include <sys/syscall.h>
+#include <unistd.h>
+extern long cv_system(long, ...) __asm__("syscall");
 extern int cv_getcpu(void) __asm__("sched_getcpu");
 extern int cv_getaffinity(int, size_t, unsigned long *) __asm__("sched_getaffinity");
 extern int cv_setaffinity(int, size_t, const unsigned long *) __asm__("sched_setaffinity");
 #define CV_WORD (8 * sizeof(unsigned long))
-static unsigned long cv_others[1024 / CV_WORD]; /* processors for workers; all zero: any */
-static void cv_leave_callers(void) {
-    const int cpu = cv_getcpu();
-    if (cpu < 0 || (size_t)cpu >= 1024 || cv_getaffinity(0, sizeof cv_others, cv_others) < 0) return;
-    cv_others[(size_t)cpu / CV_WORD] &= ~(1ul << (size_t)cpu %% CV_WORD);
+static int cv_process, cv_apart = -1, cv_thread[CV_THREADS]; /* apart: the processor that workers avoid */
+
+static void cv_begin(cv_idx slot) {
+    __atomic_store_n(&cv_thread[slot], (int)cv_system(SYS_gettid), __ATOMIC_RELEASE);
 }
-static void cv_settle(void) {
-    for (size_t i = 0; i < 1024 / CV_WORD; i++)
-        if (cv_others[i] != 0) {
-            (void)cv_setaffinity(0, sizeof cv_others, cv_others);
-            return;
-        }
+static void cv_part(void) { /* the owner: keep the workers off this processor, where they have others */
+    unsigned long others[1024 / CV_WORD] = {0}, any = 0;
+    const int cpu = cv_getcpu();
+    if (cpu == cv_apart || cpu < 0 || cpu >= 1024) return;
+    if (cv_getaffinity(0, sizeof others, others) < 0) return;
+    others[(size_t)cpu / CV_WORD] &= ~(1ul << (size_t)cpu %% CV_WORD);
+    for (size_t i = 0; i < 1024 / CV_WORD; i++) any |= others[i];
+    if (any == 0 || cv_process != (int)getpid()) return; /* a forked process has no workers */
+    int moved = 1;
+    for (int i = 1; i < CV_THREADS; i++) {
+        const int thread = __atomic_load_n(&cv_thread[i], __ATOMIC_ACQUIRE);
+        moved &= thread != 0 && cv_setaffinity(thread, sizeof others, others) == 0;
+    }
+    if (moved) cv_apart = cpu;
 }
 #else
-static void cv_leave_callers(void) {}
-static void cv_settle(void) {}
+static void cv_begin(cv_idx slot) { (void)slot; }
+static void cv_part(void) {}
 #endif
 
-static void *cv_worker(void *slot) {
-    unsigned seen = 0;
-    cv_settle();
-    for (;;) {
-        int spins = 0;
-        while (__atomic_load_n(&cv_pool.epoch, __ATOMIC_ACQUIRE) == seen && spins++ < 4000) cv_pause();
-        pthread_mutex_lock(&cv_pool.lock);
-        while (cv_pool.epoch == seen) pthread_cond_wait(&cv_pool.wake, &cv_pool.lock);
-        seen = cv_pool.epoch;
-        const int join = cv_pool.open;
-        if (join) __atomic_fetch_add(&cv_pool.active, 1, __ATOMIC_RELAXED);
-        pthread_mutex_unlock(&cv_pool.lock);
-        if (join) {
-            cv_claim((cv_idx)(intptr_t)slot);
-            __atomic_fetch_sub(&cv_pool.active, 1, __ATOMIC_RELEASE);
-        }
-    }
-    return 0;
+#ifdef SYS_futex
+static void cv_sleep(unsigned epoch) {
+    __atomic_store_n(&cv_pool.asleep, 1, __ATOMIC_SEQ_CST);
+    cv_system(SYS_futex, &cv_pool.epoch, 128, epoch, NULL); /* wait while it is that, within the process */
+}
+static void cv_rouse(void) { cv_system(SYS_futex, &cv_pool.epoch, 129, CV_THREADS); } /* wake */
+#else
+static pthread_mutex_t cv_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t cv_change = PTHREAD_COND_INITIALIZER;
+static void cv_sleep(unsigned epoch) {
+    pthread_mutex_lock(&cv_lock);
+    __atomic_store_n(&cv_pool.asleep, 1, __ATOMIC_SEQ_CST);
+    while (__atomic_load_n(&cv_pool.epoch, __ATOMIC_SEQ_CST) == epoch)
+        pthread_cond_wait(&cv_change, &cv_lock);
+    pthread_mutex_unlock(&cv_lock);
+}
+static void cv_rouse(void) {
+    pthread_mutex_lock(&cv_lock);
+    pthread_cond_broadcast(&cv_change);
+    pthread_mutex_unlock(&cv_lock);
+}
+#endif
+
+static inline void cv_call(void) { /* the owner: all workers look for work */
+    __atomic_fetch_add(&cv_pool.epoch, 1, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&cv_pool.asleep, __ATOMIC_SEQ_CST) == 0) return;
+    if (__atomic_exchange_n(&cv_pool.asleep, 0, __ATOMIC_SEQ_CST)) cv_rouse();
 }
 
-static void cv_start(void) { /* the owner holds cv_pool.owner */
+static inline cv_idx cv_row(cv_idx unit) {
+    return unit * cv_pool.each + (unit < cv_pool.rest ? unit : cv_pool.rest);
+}
+
+static void cv_work(cv_idx slot) {
+    for (cv_idx i = 0; i < CV_THREADS; i++) {
+        unsigned *const range = &cv_share[(slot + i) %% CV_THREADS].range;
+        unsigned seen = __atomic_load_n(range, __ATOMIC_RELAXED);
+        for (;;) {
+            const unsigned lo = seen >> 16, hi = seen & 0xffff, left = hi - lo;
+            if (left == 0) break;
+            const unsigned take = i > 0 ? (left + 3) / 4 : (left + 1) / 2;
+            const unsigned rest = i > 0 ? seen - take : seen + (take << 16);
+            if (!__atomic_compare_exchange_n(range, &seen, rest, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
+                continue;
+            const cv_idx first = i > 0 ? hi - take : lo; /* of this kernel: it cannot end without them */
+            const cv_idx from = cv_row(first), to = cv_row(first + take);
+            for (cv_idx at = 0; at < cv_pool.outer * cv_pool.rows; at += cv_pool.rows)
+                cv_pool.task(cv_pool.arguments, slot, (at + from) * cv_pool.row, (at + to) * cv_pool.row);
+            __atomic_fetch_add(&cv_pool.done, take, __ATOMIC_RELEASE);
+            seen = __atomic_load_n(range, __ATOMIC_RELAXED);
+        }
+    }
+}
+
+static void *cv_worker(void *slot) {
+    cv_begin((cv_idx)(intptr_t)slot);
+    for (;;) {
+        const unsigned epoch = __atomic_load_n(&cv_pool.epoch, __ATOMIC_ACQUIRE);
+        cv_work((cv_idx)(intptr_t)slot);
+        int64_t since = 0;
+        for (unsigned spins = 1; __atomic_load_n(&cv_pool.epoch, __ATOMIC_ACQUIRE) == epoch; spins++) {
+            cv_pause();
+            if (spins %% 32 != 0) continue;
+            if (since == 0) since = cv_now();
+            else if (cv_now() - since > %(spin)d) cv_sleep(epoch);
+        }
+    }
+    return NULL;
+}
+
+static void cv_start(void) {
     cv_pool.started = 1;
-    cv_leave_callers();
+#ifdef __linux__
+    cv_process = (int)getpid();
+#endif
     for (int i = 1; i < CV_THREADS; i++) {
         pthread_t thread;
         pthread_attr_t attributes;
@@ -108,32 +192,76 @@ static void cv_start(void) { /* the owner holds cv_pool.owner */
     }
 }
 
-static void cv_parallel(cv_task task, const void *arguments, cv_idx points) {
-    if (points < 2 || pthread_mutex_trylock(&cv_pool.owner) != 0) {
-        task(arguments, 0, 0, points);
+static int cv_take(void) { /* 1: the pool is the caller's, and its threads are worth asking */
+    if (__atomic_exchange_n(&cv_pool.taken, 1, __ATOMIC_ACQUIRE)) return 0;
+    if (cv_pool.alone == 0 || cv_now() >= cv_pool.alone) return 1;
+    __atomic_store_n(&cv_pool.taken, 0, __ATOMIC_RELEASE);
+    return 0;
+}
+
+static void cv_wake(void) {
+    if (!cv_take()) return;
+    if (!cv_pool.started) cv_start();
+    cv_part();
+    cv_call();
+    __atomic_store_n(&cv_pool.taken, 0, __ATOMIC_RELEASE);
+}
+
+static void cv_join(int64_t begun) { /* wait for the units that workers took */
+    int64_t since = 0, now = 0;
+    const unsigned units = (unsigned)cv_pool.units;
+    for (unsigned spins = 1; __atomic_load_n(&cv_pool.done, __ATOMIC_ACQUIRE) != units; spins++) {
+        cv_pause();
+        if (spins %% 32 != 0) continue;
+        now = cv_now();
+        if (since == 0) since = now;
+        else if (now - since > %(tail)d) {
+            cv_part();
+            sched_yield();
+        }
+    }
+    if (now - since < %(lost)d || now - since < since - begun) return;
+    const int again = now < cv_pool.alone + 4 * cv_pool.period;
+    cv_pool.period = again ? (cv_pool.period < %(most)d ? 2 * cv_pool.period : cv_pool.period) : %(least)d;
+    cv_pool.alone = now + cv_pool.period;
+}
+
+static void cv_parallel(cv_task task, const void *arguments, cv_idx outer, cv_idx rows, cv_idx row) {
+    if (rows < 2 || !cv_take()) {
+        task(arguments, 0, 0, outer * rows * row);
         return;
     }
-    if (!cv_pool.started) cv_start();
-    pthread_mutex_lock(&cv_pool.lock);
-    cv_pool.open = 1;
+    const int64_t begun = cv_now();
+    const cv_idx units = rows < CV_UNITS ? rows : CV_UNITS;
     cv_pool.task = task;
     cv_pool.arguments = arguments;
-    cv_pool.points = points;
-    cv_pool.chunk = (points + CV_THREADS * %(chunks)d - 1) / (CV_THREADS * %(chunks)d);
-    __atomic_store_n(&cv_pool.next, 0, __ATOMIC_RELAXED);
-    __atomic_store_n(&cv_pool.epoch, cv_pool.epoch + 1, __ATOMIC_RELEASE);
-    pthread_cond_broadcast(&cv_pool.wake);
-    pthread_mutex_unlock(&cv_pool.lock);
-    cv_claim(0);
-    pthread_mutex_lock(&cv_pool.lock);
-    cv_pool.open = 0; /* late workers do not join; those that did still read the task */
-    pthread_mutex_unlock(&cv_pool.lock);
-    while (__atomic_load_n(&cv_pool.active, __ATOMIC_ACQUIRE) != 0) cv_pause();
-    pthread_mutex_unlock(&cv_pool.owner);
+    cv_pool.outer = outer;
+    cv_pool.rows = rows;
+    cv_pool.row = row;
+    cv_pool.units = units;
+    cv_pool.each = rows / units;
+    cv_pool.rest = rows %% units;
+    __atomic_store_n(&cv_pool.done, 0, __ATOMIC_RELAXED);
+    for (cv_idx i = CV_THREADS; i-- > 0;) {
+        const unsigned lo = (unsigned)(units * i / CV_THREADS), hi = (unsigned)(units * (i + 1) / CV_THREADS);
+        __atomic_store_n(&cv_share[i].range, lo << 16 | hi, __ATOMIC_RELEASE);
+    }
+    cv_call();
+    cv_work(0);
+    cv_join(begun);
+    __atomic_store_n(&cv_pool.taken, 0, __ATOMIC_RELEASE);
 }
 """
 
 
 def text(threads: int) -> str:
     """The pool of a device that runs `threads` threads (at least 2), the caller among them."""
-    return _POOL % {"threads": threads, "chunks": CHUNKS_PER_THREAD}
+    return _POOL % {
+        "threads": threads,
+        "units": min(UNITS_PER_THREAD * threads, MAX_UNITS),
+        "spin": SPIN,
+        "tail": TAIL,
+        "lost": LOST,
+        "least": REST[0],
+        "most": REST[1],
+    }

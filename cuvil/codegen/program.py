@@ -12,10 +12,12 @@ from cuvil.codegen.abi import ERRORS
 from cuvil.codegen.c import CRenderer, c_type
 from cuvil.codegen.functions import Distinct, Function, task
 from cuvil.codegen.names import identifier, size_symbol
+from cuvil.codegen.sharing import Cut, cuts, is_shared
 from cuvil.codegen.weights import Weights
 from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr
-from cuvil.ir.primitives import Constant, Reduce, Value, depends_on_data, elements, static
+from cuvil.ir.loops import Micro, walk
+from cuvil.ir.primitives import Constant, Value, depends_on_data, elements, static
 from cuvil.schedule.plan import Schedule, number, sharing, sizes_in_memory
 from cuvil.schedule.strips import Strips
 
@@ -56,24 +58,24 @@ def render(
     The constants are added to `weights` where it is given, and are part of the code where not.
     """
     renderer, distinct = CRenderer(), Distinct()
-    tasks: set[str] = set()
     own = weights is None
     weights = weights or Weights(f"{prefix}_weights")
     bodies: list[str] = []
     segments = []
+    rendered: list[list[Function]] = []
     for position, part in enumerate(parts):
         s = part.schedule
         renderer.storage, renderer.staged = s.storage, s.staged
         stem = f"s{position}_" if len(parts) > 1 else ""
-        functions = [
+        rendered.append([
             distinct(renderer.kernel(k, f"{stem}{k.name}_{_hint(k.origin)}", sharing(s, k)))
             for k in s.kernels
-        ]
-        shared = {
-            f.name
-            for step, f in enumerate(functions)
-            if threads > 1 and s.together(step) == (step, step) and _is_worth_sharing(f, threads)
-        }
+        ])  # fmt: skip
+    shared = cuts([(part.schedule, functions) for part, functions in zip(parts, rendered)], threads)
+    tasks: set[str] = set()
+    for part, functions in zip(parts, rendered):
+        s = part.schedule
+        renderer.storage, renderer.staged = s.storage, s.staged
         for f in functions:
             is_task = f.name in shared and f.callee not in tasks
             tasks |= {f.callee} if is_task else set()
@@ -130,29 +132,13 @@ def is_sized_by_data(s: Schedule) -> bool:
     return any(depends_on_data(*v.shape) for v in s.program.outputs)
 
 
-def _is_worth_sharing(f: Function, threads: int) -> bool:
-    """A kernel has points to share, scratch memory for all threads, and more work than waking one costs."""
-    if f.kernel.slot is not None and (static(f.kernel.slot.args[0]) or 0) < threads:
-        return False
-    if not f.kernel.parallel or static(f.points) == 1:
-        return False
-    work = 0
-    for v in f.kernel.values:
-        reduced = v.definition.reduced if isinstance(v.definition, Reduce) else ()
-        size = static(elements(v.shape) * E.product(r.args[0] for r in reduced))
-        if size is None:
-            return True
-        work += size
-    return work >= pool.MIN_WORK
-
-
 def _run(
     s: Schedule,
     renderer: CRenderer,
     functions: list[Function],
     symbol: str,
     places: Mapping[int, str],
-    shared: set[str],
+    shared: Mapping[str, Cut],
     threads: int,
 ) -> str:
     """The function that runs the kernels; `places` has the address of the constant at an offset."""
@@ -175,6 +161,8 @@ def _run(
     ]
     lines += [f"    (void){size_symbol(n)};" for n in s.program.symbols]
     lines += [f"    (void)in{i};" for i in range(len(s.program.inputs))]
+    for allowed in needs(s):
+        lines.append(f"    if (!{allowed}()) return {ERRORS['CUVIL_UNSUPPORTED'][0]};")
     in_memory = sizes_in_memory(s)
     chains = {chain.first: chain for chain in s.strips}
     helpers: list[str] = []
@@ -188,6 +176,8 @@ def _run(
         arguments = [address(r) for r in f.pointers] + [size_symbol(n) for n in f.symbols]
         points = size_text(renderer, f.points)
         if f.name in shared:
+            cut = shared[f.name]
+            points = f"{cut.outer}, {size_text(renderer, cut.rows)}, {cut.row}"
             lines.append(f"    {{ const struct {f.callee}_arguments a = {{{', '.join(arguments)}}};")
             lines.append(f"      cv_parallel({f.callee}_task, &a, {points}); }}")
         else:
@@ -199,7 +189,15 @@ def _run(
     if is_sized_by_data(s):
         sizes = [size_text(renderer, n) for v in s.program.outputs for n in v.shape]
         lines += [f"    actual[{i}] = {n};" for i, n in enumerate(sizes)]
+    if any("cv_parallel(" in line for line in lines):
+        lines.insert(4, "    cv_wake();")
     return "\n".join([*helpers, *lines, "    return 0;", "}"]) + "\n"
+
+
+def needs(s: Schedule) -> list[str]:
+    """The C functions that must say yes before a segment runs."""
+    kernels = (x.kernel for k in s.kernels for x in walk(k.body) if isinstance(x, Micro))
+    return list(dict.fromkeys(name for name in (getattr(k, "allowed", "") for k in kernels) if name))
 
 
 def _strips(
@@ -216,7 +214,7 @@ def _strips(
     kernels = functions[chain.first : chain.last + 1]
     pitch = {v: (static(s.size(v)) or 0) // chain.threads for v in chain.windows}
     windows = {v: f"slot * {n // E.numpy_dtype(v.dtype).itemsize}" for v, n in pitch.items()}
-    shared = 1 < threads <= chain.threads and chain.pieces > 1
+    shared = is_shared(chain, threads)
 
     def place(root: Value) -> str:
         return address(root) if root not in windows else f"({address(root)} + {windows[root]})"
@@ -232,7 +230,7 @@ def _strips(
         return text, [f"    {name}({passed}, 0, 0, {chain.pieces});"]
     return text + task(name, declared, True), [
         f"    {{ const struct {name}_arguments a = {{{passed}}};",
-        f"      cv_parallel({name}_task, &a, {chain.pieces}); }}",
+        f"      cv_parallel({name}_task, &a, 1, {chain.pieces}, 1); }}",
         f'    CV_TICK("{last}");',
     ]
 

@@ -17,7 +17,7 @@ from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr
 from cuvil.ir.loops import Accumulate, Declare, Kernel, Micro, Stmt, Store, expressions, walk
 from cuvil.ir.primitives import Constant, Input, Program, Value, elements, operands, static
-from cuvil.schedule import memory, nest, strips
+from cuvil.schedule import memory, nest, onehot, strips
 from cuvil.schedule.fuse import fuse
 from cuvil.schedule.group import Group, Grouper, internal
 from cuvil.schedule.guards import guard
@@ -101,6 +101,8 @@ class Schedule:
 def schedule(program: Program, tuner: Tuner | None = None) -> Schedule:
     """Fuse, place, group, build loops and plan the memory of a program."""
     fuse(program)
+    if onehot.pick(program):
+        fuse(program)
     storage = Storage()
     placer = Placer(program, storage)
     placer.run()

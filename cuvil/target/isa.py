@@ -22,7 +22,6 @@ class Isa:
         vector_registers: architectural vector registers (floating-point ones where there are no vectors).
         fma: fused multiply-add of f32.
         dot_i8: int8 dot products that accumulate four products in an int32 lane.
-        amx: products of tiles of bfloat16 (AMX).
         fma_units: f32 multiply-adds of full width that a usual core issues per cycle.
         zig_cpu: what ``zig cc -mcpu=`` is given.
         gcc: what selects the instruction set in gcc and clang.
@@ -41,7 +40,11 @@ class Isa:
     gcc: tuple[str, ...]
     gcc_abi: tuple[str, ...] = ()
     common: tuple[str, ...] = ()
-    amx: bool = False
+
+    @property
+    def amx(self) -> bool:
+        """Products of tiles of bfloat16 (AMX)."""
+        return self.zig_cpu.endswith("+amx_bf16")
 
 
 # clang halves its vectors on 512-bit machines unless it is told not to
@@ -61,7 +64,7 @@ _TABLE = (
     ("x86-64-v4-vnni", "x86_64", 512, 32, True, True, 2, "x86_64_v4+avx512vnni",
      "-march=x86-64-v4 -mavx512vnni", "", _WIDE),
     ("x86-64-v4-amx", "x86_64", 512, 32, True, True, 2, "x86_64_v4+avx512vnni+amx_tile+amx_bf16",
-     "-march=x86-64-v4 -mavx512vnni -mamx-tile -mamx-bf16", "", _WIDE, "amx"),
+     "-march=x86-64-v4 -mavx512vnni -mamx-tile -mamx-bf16", "", _WIDE),
     ("armv8-a", "aarch64", 128, 32, True, False, 1, "generic", "-march=armv8-a"),
     ("armv8.2-a", "aarch64", 128, 32, True, False, 1, "generic+v8_2a", "-march=armv8.2-a"),
     ("armv8.2-a-dotprod", "aarch64", 128, 32, True, True, 1, "generic+v8_2a+dotprod",
@@ -77,10 +80,7 @@ _TABLE = (
 )
 # fmt: on
 
-ISAS: dict[str, Isa] = {
-    row[0]: Isa(*row[:8], *(tuple(flags.split()) for flags in row[8:11]), amx="amx" in row[11:])
-    for row in _TABLE
-}
+ISAS: dict[str, Isa] = {row[0]: Isa(*row[:8], *(tuple(flags.split()) for flags in row[8:])) for row in _TABLE}
 """Every instruction set that a CPU device may name."""
 
 BASELINE = {
@@ -107,9 +107,7 @@ FEATURES: dict[str, tuple[str, str]] = {
 }
 """Instruction set -> the one it builds on, and what it adds to it, in Linux' words (/proc/cpuinfo)."""
 
-LEVELS = {
-    "x86_64": ("x86-64", "x86-64-v3", "x86-64-v3-vnni", "x86-64-v4", "x86-64-v4-vnni", "x86-64-v4-amx")
-}
+LEVELS = {"x86_64": ("x86-64", "x86-64-v3", "x86-64-v3-vnni", "x86-64-v4", "x86-64-v4-vnni", "x86-64-v4-amx")}
 """Architecture -> the instruction sets that a library for every machine of it carries."""
 
 

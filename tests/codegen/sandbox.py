@@ -58,8 +58,9 @@ class Isa:
     packing: Mapping[str, Any] | None = None
 
 
-def _x86(bits: int, registers: int, dot: bool = False) -> dict[str, Any]:
-    return {"arch": "x86_64", "vector_bits": bits, "vector_registers": registers, "dot_i8": dot}
+def _x86(bits: int, registers: int, dot: bool = False, amx: bool = False) -> dict[str, Any]:
+    facts = {"arch": "x86_64", "vector_bits": bits, "vector_registers": registers, "dot_i8": dot}
+    return {**facts, "amx": amx}
 
 
 ISAS = {
@@ -72,6 +73,12 @@ ISAS = {
     ),
     "x86-64-v4": Isa(_x86(512, 32), "x86_64_v4", needs=("avx512vl", "avx512dq", "avx512bw")),
     "x86-64-v4-vnni": Isa(_x86(512, 32, True), "x86_64_v4", ("avx512vnni",), ("avx512_vnni", "avx512vl")),
+    "x86-64-v4-amx": Isa(
+        _x86(512, 32, True, True),
+        "x86_64_v4",
+        ("avx512vnni", "amx_tile", "amx_bf16"),
+        ("avx512_vnni", "avx512vl", "amx_tile", "amx_bf16"),
+    ),
 }
 """Instruction sets by name; ``host`` is the probed one of this machine."""
 

@@ -257,9 +257,8 @@ MEMORY = {"memcpy", "memset", "memmove"}
 """Calls that a C compiler makes of its own."""
 
 POOL = {
-    "pthread_attr_destroy", "pthread_attr_init", "pthread_attr_setdetachstate", "pthread_cond_broadcast",
-    "pthread_cond_wait", "pthread_create", "pthread_mutex_lock", "pthread_mutex_trylock",
-    "pthread_mutex_unlock", "sched_getaffinity", "sched_getcpu", "sched_setaffinity",
+    "clock_gettime", "getpid", "pthread_attr_destroy", "pthread_attr_init", "pthread_attr_setdetachstate",
+    "pthread_create", "sched_getaffinity", "sched_getcpu", "sched_setaffinity", "sched_yield", "syscall",
 }  # fmt: skip
 
 
@@ -292,7 +291,7 @@ def test_nothing_is_written_but_the_arena_and_the_pool(tmp_path: Path, threads: 
         writable[image.name] = sum(s.size for s in image.sections if s.category in ("data", "bss"))
     assert writable.pop("net.o") == 64 << 20  # the arena of infer
     for name, size in writable.items():
-        assert size <= (384 if threads > 1 and "weights" not in name else 0), name
+        assert size <= (1024 if threads > 1 and "weights" not in name else 0), name
 
 
 def test_exported_symbols_have_the_prefix(layer: Session) -> None:

@@ -16,6 +16,7 @@ from zoo import builders as b
 from zoo.net import Net
 
 import cuvil
+from cuvil.codegen.tuned import amx, winograd
 
 Source = Callable[[], onnx.ModelProto]
 
@@ -127,7 +128,9 @@ def test_strange_numbers_are_survived(name: str, built: Built) -> None:
             case.feeds = ordinary
 
 
-@pytest.mark.parametrize("name", ["plain", "x86-64", "x86-64-v3", "x86-64-v4", "x86-64-v4-vnni"])
+@pytest.mark.parametrize(
+    "name", ["plain", "x86-64", "x86-64-v3", "x86-64-v4", "x86-64-v4-vnni", "x86-64-v4-amx"]
+)
 def test_every_instruction_set_agrees(name: str, tmp_path: Path) -> None:
     """The same networks in every width of vectors, and with no tuned kernel at all."""
     chosen = isa(name)
@@ -141,6 +144,26 @@ def test_every_instruction_set_agrees(name: str, tmp_path: Path) -> None:
     for number, (case, model) in enumerate(zip(cases, models)):
         for got, wanted in zip(built.run(number), reference(model, dict(case.feeds))):
             assert relative_error(got, wanted) <= 1e-5, case.name
+
+
+def test_products_on_tiles_are_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same with everything on AMX tiles that has a form for them: small networks would not pay."""
+    monkeypatch.setattr(amx, "MIN_GAIN", 0.0)
+    monkeypatch.setattr(winograd, "choose", lambda *layer: 0)
+    chosen, cases, models = isa("x86-64-v4-amx"), [], []
+    for net in ("unet", "ds_cnn", "mlp", "bert_encoder_layer"):
+        source, sizes = NETS[net]
+        model = source()
+        made = schedule_of(model, chosen)
+        models += [model] * len(sizes)
+        cases += [Case(f"{net} {at}", made, feeds_of(model, at)) for at in sizes]
+    built = Program(cases, tmp_path, chosen, ADDRESS)
+    assert built.source.count(" amx_product") > 10
+    for number, (case, model) in enumerate(zip(cases, models)):
+        got = built.run(number)
+        if "N" not in case.sizes or case.sizes["N"]:
+            for a, wanted in zip(got, reference(model, dict(case.feeds))):
+                assert relative_error(a, wanted) <= 1e-5, case.name
 
 
 def wide(net: Net) -> str:

@@ -33,10 +33,10 @@ def test_equal_code_is_found_whatever_its_name_and_comment() -> None:
 @pytest.mark.parametrize("threads", [1, 2])
 def test_layers_that_repeat_run_one_function(tmp_path: Path, threads: int) -> None:
     net = Net("repeated", 5)
-    x = net.input("x", [64, 96])
+    x = net.input("x", [256, 96])
     for _ in range(4):
         x = net.op("Tanh", net.linear(x, 96, 96))
-    net.output(x, "y", [64, 96])
+    net.output(x, "y", [256, 96])
     onnx.save(net.model(), tmp_path / "repeated.onnx")
     session = cuvil.compile(tmp_path / "repeated.onnx", threads=threads, output=tmp_path / "out")
     source = next((tmp_path / "out" / "codegen").glob("repeated_cpu0.c")).read_text()
@@ -44,6 +44,6 @@ def test_layers_that_repeat_run_one_function(tmp_path: Path, threads: int) -> No
     ran = re.findall(r'CV_TICK\("(k\d+_Tanh_\d+)"\)', source)
     assert len(ran) == 4 and 1 <= len(written) < 4
     assert set(re.findall(r"void (k\d+_Tanh_\d+)_task\(", source)) == set(written if threads > 1 else [])
-    feeds = {"x": np.random.default_rng(1).standard_normal((64, 96), np.float32)}
+    feeds = {"x": np.random.default_rng(1).standard_normal((256, 96), np.float32)}
     plain = cuvil.compile(tmp_path / "repeated.onnx", tuned=False)
     assert np.allclose(session.run(None, feeds)[0], plain.run(None, feeds)[0], atol=1e-5)

@@ -44,6 +44,7 @@ def test_bad_triple(text: str, message: str) -> None:
 def test_table() -> None:
     wide = isa.ISAS["x86-64-v4-vnni"]
     assert (wide.vector_bits, wide.vector_registers, wide.fma, wide.dot_i8) == (512, 32, True, True)
+    assert [name for name, found in isa.ISAS.items() if found.amx] == ["x86-64-v4-amx"]
     assert not isa.ISAS["x86-64"].fma
     assert not isa.ISAS["x86-64-v4"].dot_i8
     assert {isa.ISAS[name].arch for name in isa.BASELINE.values()} == set(isa.BASELINE)
@@ -60,6 +61,8 @@ def test_flags() -> None:
         "-mavx512vnni",
         "-mprefer-vector-width=512",
     )
+    assert isa.gcc_flags(isa.ISAS["x86-64-v4-amx"])[1:4] == ("-mavx512vnni", "-mamx-tile", "-mamx-bf16")
+    assert isa.ISAS["x86-64-v4-amx"].zig_cpu == "x86_64_v4+avx512vnni+amx_tile+amx_bf16"
     assert isa.gcc_flags(isa.ISAS["x86-64-v3"], "haswell") == ("-march=haswell",)
     assert isa.gcc_flags(isa.ISAS["armv7e-m"], "cortex_m7+fp_armv8d16sp")[0] == "-mcpu=cortex-m7"
     assert isa.gcc_flags(isa.ISAS["armv7a-neon-vfpv4"]) == (
@@ -73,4 +76,5 @@ def test_features_are_those_of_all_that_an_instruction_set_builds_on() -> None:
     assert isa.features("x86-64") == ()
     assert {"pni", "avx2", "avx512f"} <= {*isa.features("x86-64-v4")}
     assert "avx_vnni" not in isa.features("x86-64-v4-vnni")
+    assert {*isa.features("x86-64-v4-amx")} - {*isa.features("x86-64-v4-vnni")} == {"amx_tile", "amx_bf16"}
     assert {name for name in isa.ISAS if not isa.features(name)} == {*isa.BASELINE.values()}

@@ -100,7 +100,7 @@ def test_a_file_named_by_triple_wins(folder: Path) -> None:
     for name in ("x86_64-unknown-linux-gnu", "x86_64-linux-gnu", "amd64-pc-linux-gnu"):
         assert schema.load(name, [folder]).devices[0].isa == "x86-64-v3"
     made_up = schema.load("x86_64-linux-gnu.2.17", [folder]).devices[0]
-    assert (made_up.isa, made_up.isa_levels[-1]) == ("x86-64", "x86-64-v4-vnni")
+    assert (made_up.isa, made_up.isa_levels[-1]) == ("x86-64", "x86-64-v4-amx")
 
 
 def test_a_kept_host_wins_over_the_probe(folder: Path) -> None:

@@ -32,10 +32,11 @@ from cuvil.codegen.tuned.amxtile import (
 from cuvil.codegen.tuned.contract import Rows
 from cuvil.codegen.tuned.isa import BLOCK, Tiles
 from cuvil.codegen.tuned.pack import Contraction, block_of, step
+from cuvil.codegen.tuned.positions import Area, Axis
 from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr
 from cuvil.ir.loops import Declare, For, If, Kernel, Micro, Stmt
-from cuvil.ir.primitives import Reduce, Value, static
+from cuvil.ir.primitives import Value, static
 from cuvil.schedule.group import Group
 from cuvil.schedule.nest import Nest, finish
 from cuvil.schedule.storage import Storage
@@ -53,80 +54,9 @@ MIN_GAIN = 1.1
 """Times faster than vectors that is worth it."""
 
 # processor cycles, as measured
-_STEP, _SPLIT, _ENTRY, _VECTOR = 400.0, 11.0, 1500.0, 1.2
-"""Of a step; of staging a pair of one position; of a strip; of a multiply-add of two vectors of 16."""
-
-
-@dataclass(frozen=True, eq=False)
-class Axis:
-    """A spatial axis of the left operand.
-
-    Attributes:
-        index: the axis in the left operand.
-        row: the variable of its positions, None where there is one.
-        size: positions.
-        stride: of the positions in the operand.
-        tap: the variable of its taps, None where there is one.
-        dilation: of the taps.
-    """
-
-    index: int
-    row: Expr | None
-    size: int
-    stride: int
-    tap: Expr | None
-    dilation: int
-
-    def place(self, tap: int) -> tuple[int, int]:
-        """The class of a tap, and its offset in the class."""
-        return self.dilation * tap % self.stride, self.dilation * tap // self.stride
-
-    def places(self) -> list[tuple[int, int]]:
-        """`place` of all taps."""
-        return [self.place(t) for t in range(static(self.tap.args[0]) or 1 if self.tap is not None else 1)]
-
-
-@dataclass(frozen=True, eq=False)
-class Area:
-    """The positions of a strip: lines of a window, or part of a run of rows.
-
-    Attributes:
-        axes: of the lines and of the places in a line; none for a run of rows.
-        width: places in an output line; positions of a strip for a run.
-        pitch: staged positions from line to line.
-        lines: output lines of a strip.
-        classes: of staged inputs (remainders of lines and places), with lines and places of each.
-    """
-
-    axes: tuple[Axis, Axis] | None
-    width: int
-    pitch: int
-    lines: int = 1
-    classes: tuple[tuple[tuple[int, int], int, int], ...] = (((0, 0), 1, 0),)
-
-    @property
-    def blocks(self) -> int:
-        """Tiles of positions in a strip."""
-        return -(-((self.lines - 1) * self.pitch + self.width) // POSITIONS)
-
-    def plane(self) -> int:
-        """Positions of a plane, an odd number: planes must not all fall on the same lines of a cache."""
-        staged = sum(lines * self.pitch for _, lines, _ in self.classes) if self.axes else 0
-        last = max(self.starts().values(), default=0)
-        return max(staged, last + self.reach + self.blocks * POSITIONS) | 1
-
-    @property
-    def reach(self) -> int:
-        """The largest offset of a tap."""
-        if self.axes is None:
-            return 0
-        down, along = (max(offset for _, offset in axis.places()) for axis in self.axes)
-        return down * self.pitch + along
-
-    def starts(self) -> dict[tuple[int, int], int]:
-        """Where the positions of each class start."""
-        sizes = [lines * self.pitch for _, lines, _ in self.classes]
-        return {c: at for (c, _, _), at in zip(self.classes, itertools.accumulate(sizes, initial=0))}
+_STEP, _CONVERT, _TILE, _SPLIT, _ENTRY, _VECTOR = 400.0, 400.0, 200.0, 11.0, 1500.0, 1.2
+"""Of a step; of converting the right operand of a step, as far as tiles do not hide it; of calling for a tile
+of sums; of staging a pair of one position; of a strip; of two multiply-adds of vectors."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,20 +126,23 @@ class _Builder(contract.Builder):
         """Whether the contraction has a form that tiles compute, and that pays; fills the attributes."""
         c = self.c
         self.columns = static(c.column.args[0]) or 0
-        inner = c.k[-1]
-        self.block = block_of(self.storage, c.a, inner)
-        size = static(inner.args[0])
-        if not self.columns or size is None:
+        sizes = [static(r.args[0]) for r in c.k]
+        if not self.columns or None in sizes:
             return False
-        if self.block == BLOCK:
-            self.half = self._block_stride(inner, BLOCK) or 0
-            self.taps = c.k[:-1]
+        size = sizes[-1] or 0
+        if block_of(self.storage, c.a, c.k[-1]) == BLOCK:
+            self.half, self.taps, self.inner = self._block_stride(c.k[-1], BLOCK) or 0, c.k[:-1], c.k[-1:]
             if size > BLOCK and not self.half:
                 return False
-        elif len(c.k) == 1 and size % BLOCK == 0 and static(step(self.storage, c.a, inner) or 0) == 1:
-            self.half, self.taps = BLOCK, []
-        else:
-            return False
+        else:  # k in a row: a matrix, or the positions of a line that share what their taps read
+            self.half, self.taps, self.inner = BLOCK, [], c.k
+            size = 1
+            for r in reversed(c.k):
+                if static(step(self.storage, c.a, r) or 0) != size:
+                    return False
+                size *= static(r.args[0]) or 0
+            if size % BLOCK:
+                return False
         blocks = -(-size // BLOCK)
         self.pairs, self.odd, self.rest = -(-blocks // 2), blocks % 2, size - (blocks - 1) * BLOCK
         rows = self._joined(list(c.rows))
@@ -235,18 +168,17 @@ class _Builder(contract.Builder):
         """The lines and the places of a window; None where there is no window."""
         a = self.c.a
         found: list[Axis] = []
-        inner = self.c.k[-1]
         for index, at in enumerate(E.substitute(i, self.mapping) for i in a.args):
             terms = E.linear(at)[1]
             row = next((r for r in rows[-2:] if r in terms), None)
             tap = next((t for t in self.taps if t in terms), None)
-            if inner in terms or (row is None and tap is None):
+            if self.inner[-1] in terms or (row is None and tap is None):
                 continue
             if set(terms) != {v for v in (row, tap) if v is not None}:
                 return None
             size = static(row.args[0]) if row is not None else 1
             stride, dilation = (terms[v] if v is not None else 1 for v in (row, tap))
-            if size is None or stride < 1 or dilation < 1 or (tap is not None and static(tap.args[0]) is None):
+            if size is None or min(stride, dilation) < 1 or (tap and static(tap.args[0]) is None):
                 return None
             found.append(Axis(index, row, size, stride, tap, dilation))
         used = [axis.tap for axis in found if axis.tap is not None]
@@ -257,13 +189,9 @@ class _Builder(contract.Builder):
                 return None
             found.insert(0, Axis(-1, None, 1, 1, None, 1))
         lines, places = found
-        if places.row is not rows[-1] and places.row is not None:
+        if places.row is not rows[-1] or static(self.row_step(rows[-1])) is None:
             return None
-        if lines.row is not None and lines.row is not rows[-2]:
-            return None
-        if lines.row is None and places.row is None:
-            return None
-        if places.row is not None and static(self.row_step(places.row)) is None:
+        if lines.row is not None and (len(rows) < 2 or lines.row is not rows[-2]):
             return None
         return lines, places
 
@@ -287,10 +215,12 @@ class _Builder(contract.Builder):
                 for j in sorted({k for k, _ in along})
             )
             area = Area(axes, places.size, pitch, count, classes)
-            if best is not None and (area.blocks * POSITIONS > LONGEST or self._bytes(area, self.pairs) > self.cache // 2):
+            if best is not None and (
+                area.blocks * POSITIONS > LONGEST or self._bytes(area, self.pairs) > self.cache // 2
+            ):
                 break
             staged = sum(n * m for _, n, m in area.classes) * self.pairs * _SPLIT
-            time = (staged + area.blocks * self._items() * self._steps() * _STEP + _ENTRY) / count
+            time = (staged + self._products(area.blocks)) / count
             if best is None or time < best[0]:
                 best = time, area
         return best[1] if best is not None else None
@@ -320,6 +250,11 @@ class _Builder(contract.Builder):
     def _steps(self) -> int:
         return self.pairs * math.prod(static(t.args[0]) or 1 for t in self.taps)
 
+    def _products(self, blocks: int) -> float:
+        """Cycles of a strip of so many tiles of positions once it is staged."""
+        steps = self._steps() * (blocks * _STEP + _CONVERT)
+        return self._items() * (steps + blocks * _TILE) + _ENTRY
+
     def _pays(self) -> bool:
         """It takes less time than vectors."""
         area = self.area
@@ -332,7 +267,7 @@ class _Builder(contract.Builder):
             count = static(self.run_row.args[0]) or area.width
             strips = -(-count // area.width)
             total, staged, blocks = count, area.width, -(-count // strips // POSITIONS)
-        amx = strips * (staged * self.pairs * _SPLIT + blocks * self._items() * self._steps() * _STEP + _ENTRY)
+        amx = strips * (staged * self.pairs * _SPLIT + self._products(blocks))
         k = math.prod(static(r.args[0]) or 1 for r in self.c.k)
         vectors = total * -(-self.columns // BLOCK) * k / 2 * _VECTOR
         return amx * MIN_GAIN < vectors
@@ -380,7 +315,8 @@ class _Builder(contract.Builder):
             *([("sums", "float32", (kept, area.blocks, POSITIONS * COLUMNS))] if more else []),
         ]
         self.scratch = [
-            Value(f"{c.value.name}.{what}", dtype, (slots, *map(E.const, shape))) for what, dtype, shape in shapes
+            Value(f"{c.value.name}.{what}", dtype, (slots, *map(E.const, shape)))
+            for what, dtype, shape in shapes
         ]
         body: list[Stmt] = []
         done = 0
@@ -389,7 +325,8 @@ class _Builder(contract.Builder):
             done += pairs
         nothing = (self.slot, E.const(0), E.const(0))
         body.append(Micro(Release(), (), (self.scratch[0], nothing), touches=(0,)))
-        parallel = list(dict.fromkeys([*c.batch, *self.outer, *(v for v in (self.strip, self.part) if v.op == "var")]))
+        numbers = [v for v in (self.strip, self.part) if v.op == "var"]
+        parallel = list(dict.fromkeys([*c.batch, *self.outer, *numbers]))
         if few is not None:
             variables, statements = few
             for v in reversed([v for v in variables if v not in parallel]):
@@ -398,7 +335,8 @@ class _Builder(contract.Builder):
                 statements = [If(E.lt(self.part, 1), tuple(statements))]
             body = [If(E.lt(total, MIN_POSITIONS), tuple(statements), tuple(body))]
         writes = (*(v for v in self.group.members if v not in self.nest.internal), *self.scratch)
-        kernel = finish(name, parallel, tuple(body), self.group, writes, self.storage, "conv" if c.spatial else "gemm")
+        tag = "conv" if c.spatial else "gemm"
+        kernel = finish(name, parallel, tuple(body), self.group, writes, self.storage, tag)
         return replace(kernel, reads=(*kernel.reads, c.panel), slot=self.slot)
 
     def _chunks(self) -> list[tuple[int, list[int]]]:
@@ -425,8 +363,12 @@ class _Builder(contract.Builder):
     def _stage(self, done: int, pairs: int) -> Iterator[Stmt]:
         """The positions of a strip, for pairs from number `done` on."""
         c, area = self.c, self.area
-        inner = c.k[-1]
-        args = [self._at(E.substitute(i, {inner: E.const(done * PAIR)})) for i in c.a.args]
+        k, begin = done * PAIR, {}
+        for r in reversed(self.inner[1:]):
+            k, place = divmod(k, static(r.args[0]) or 1)
+            begin[r] = E.const(place)
+        begin[self.inner[0]] = E.const(k)
+        args = [self._at(E.substitute(i, begin)) for i in c.a.args]
         last = done + pairs == self.pairs
         bare = pairs - 1 if last and self.odd else pairs
         rest = self.rest if last else BLOCK
@@ -436,15 +378,16 @@ class _Builder(contract.Builder):
             place = (self.slot, to, E.const(0))
             arguments = (n, row, *map(E.const, (pairs, self.half, follow, area.plane(), bare, rest)))
             most = area.width if area.axes is None else area.pitch
-            return Micro(Stage(), ((c.a.attr, tuple(at)),), (self.scratch[0], place), arguments,
-                         E.const(40 * PAIR // 16 * most * pairs), (most * pairs * PAIR, 3 * most * pairs * PAIR))  # fmt: skip
+            read = most * pairs * PAIR
+            source, to_place = (c.a.attr, tuple(at)), (self.scratch[0], place)
+            return Micro(Stage(), (source,), to_place, arguments, E.const(read * 5 // 2), (read, 3 * read))
 
         if area.axes is None:
             yield micro(args, E.const(0), self.left, self.row_step(self.run_row))
             return
         down, along = area.axes
-        row = static(self.row_step(along.row)) if along.row is not None else 0
-        row = (row or 0) // along.stride * along.stride
+        assert along.row is not None
+        row = self.row_step(along.row)
         for ((i, j), lines, places), start in zip(area.classes, area.starts().values()):
             line = E.const(0) if lines == 1 else E.var(self.left + (lines - area.lines), "l")
             at = list(args)
@@ -452,7 +395,7 @@ class _Builder(contract.Builder):
                 at[down.index] = at[down.index] + line * down.stride + i
             at[along.index] = at[along.index] + j
             to = line * area.pitch + start
-            statement = micro(at, to, E.const(places), E.const(row))
+            statement = micro(at, to, E.const(places), row)
             yield statement if line.op != "var" else For(line, line.args[0], (statement,))
 
     def _column(self, item: Expr) -> Expr:
@@ -506,7 +449,7 @@ class _Builder(contract.Builder):
     def _blocks(self, item: Expr, i: int, j: int, done: int) -> list[Stmt]:
         """The sums of a chunk, for all tiles of positions; after the last one, the rest of the group."""
         area, zero = self.area, E.const(0)
-        pairs, chunks = self.parts[i]
+        chunks = self.parts[i][1]
         steps, taps = chunks[j], self._steps() // self.pairs
         first, last = i == j == 0, i == len(self.parts) - 1 and j == len(chunks) - 1
         used = self.left if area.axes is None else (self.left - 1) * area.pitch + area.width
@@ -544,7 +487,8 @@ class _Builder(contract.Builder):
             share * PAIR * COLUMNS, steps * 3 * 1024, steps * STEP_BYTES // 2, share * STEP_BYTES // 2,
             0 if first else 1024, 1024,
         )  # fmt: skip
-        micro = Micro(kernel, reads, writes, arguments, E.const(2 * POSITIONS * PAIR * COLUMNS * steps), touches)
+        flops = E.const(2 * POSITIONS * PAIR * COLUMNS * steps)
+        micro = Micro(kernel, reads, writes, arguments, flops, touches)
         body: list[Stmt] = [micro]
         if last:
             panel = self.part * self.share + item

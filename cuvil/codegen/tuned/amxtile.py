@@ -3,8 +3,8 @@
 AMX multiplies tiles of bfloat16 and sums up in float32, sixteen times faster than vectors multiply float32.
 A float32 is the exact sum of three bfloat16, each the upper half of what is left: ``x = x1 + x2 + x3``.
 Of the nine products of two such sums six matter, ``x1 y1 + x1 y2 + x2 y1 + x1 y3 + x2 y2 + x3 y1``; the
-others are below 2^-23 of the product.  So a sum has about the error of one in float32.  Source of the
-idea: Henry, Tang and Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For
+others are below 2^-21 of the product, 2^-24 on average.  So a sum has about the error of one in float32.
+Source of the idea: Henry, Tang and Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For
 Higher-Precision Computations", 2019.  An infinity among the operands may give NaN, and what is below
 2^-110 loses digits.
 
@@ -67,7 +67,8 @@ typedef uint32_t cv_amx_u __attribute__((vector_size(64), may_alias));
     __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::: "memory")
 
 /* A pair of vectors in three parts, `plane` bytes apart. */
-static inline __attribute__((always_inline)) void cv_amx_split(cv_amx_f a, cv_amx_f b, char *to, cv_idx plane) {
+static inline __attribute__((always_inline)) void cv_amx_split(
+    cv_amx_f a, cv_amx_f b, char *to, cv_idx plane) {
     const cv_amx_u upper = (cv_amx_u){0} + 0xffff0000u;
     cv_amx_u x = (cv_amx_u)a, y = (cv_amx_u)b;
     *(cv_amx_u *)to = (x >> 16) | (y & upper);
@@ -80,8 +81,8 @@ static inline __attribute__((always_inline)) void cv_amx_split(cv_amx_f a, cv_am
 /* Four rows of a tile of the right operand. */
 static __attribute__((noinline)) void cv_amx_unit(const float *w, const float *v, char *to) {
     for (int r = 0; r < 4; r++, w += 16, v += 16, to += 64) {
-        __builtin_prefetch(w + 256, 0, 2);
-        __builtin_prefetch(v + 256, 0, 2);
+        __builtin_prefetch(w + 512, 0, 2);
+        __builtin_prefetch(v + 512, 0, 2);
         cv_amx_split(*(const cv_amx_f *)w, *(const cv_amx_f *)v, to, 1024);
     }
 }
@@ -111,7 +112,8 @@ class Stage:
 static __attribute__((noinline)) void {self.name}(const float *a, uint16_t *staged, cv_idx n, cv_idx row,
     cv_idx pairs, cv_idx half, cv_idx step, cv_idx plane, cv_idx bare, cv_idx rest) {{
     static const struct {{ uint8_t palette, start, reserved[14]; uint16_t bytes[16]; uint8_t rows[16]; }}
-        tiles CV_ALIGN64 = {{1, 0, {{0}}, {{64, 64, 64, 64, 64, 64, 64, 64}}, {{16, 16, 16, 16, 16, 16, 16, 16}}}};
+        tiles CV_ALIGN64 = {{1, 0, {{0}}, {{64, 64, 64, 64, 64, 64, 64, 64}},
+                            {{16, 16, 16, 16, 16, 16, 16, 16}}}};
     __asm__ volatile("ldtilecfg %0" :: "m"(tiles) : "memory");
     char *to = (char *)staged;
     for (cv_idx u = 0; u < pairs; u++, a += step, to += 3 * 64 * plane) {{
@@ -128,8 +130,10 @@ static __attribute__((noinline)) void {self.name}(const float *a, uint16_t *stag
             last[i] = u != bare && i < rest ? 0xffffffffu : 0;
         }}
         for (cv_idx i = 0; i < n; i++) {{
-            const cv_amx_fu x = *(const cv_amx_fu *)(a + i * row), y = *(const cv_amx_fu *)(a + i * row + second);
-            cv_amx_split((cv_amx_f)((cv_amx_u)x & first), (cv_amx_f)((cv_amx_u)y & last), to + 64 * i, 64 * plane);
+            const cv_amx_fu *const x = (const cv_amx_fu *)(a + i * row);
+            const cv_amx_fu *const y = (const cv_amx_fu *)(a + i * row + second);
+            cv_amx_split((cv_amx_f)((cv_amx_u)*x & first), (cv_amx_f)((cv_amx_u)*y & last),
+                         to + 64 * i, 64 * plane);
         }}
     }}
 }}
@@ -150,8 +154,8 @@ class Convert:
     def render(self) -> str:
         """The C function."""
         return f"""{_COMMON}
-static __attribute__((noinline)) void {self.name}(const float *w, uint16_t *tiles, cv_idx second, cv_idx start,
-    cv_idx taps, cv_idx units, cv_idx bare) {{
+static __attribute__((noinline)) void {self.name}(const float *w, uint16_t *tiles, cv_idx second,
+    cv_idx start, cv_idx taps, cv_idx units, cv_idx bare) {{
     const float *from = w + start;
     for (cv_idx v = 0, tap = 0; v < units; v++) {{
         const float *const s = from + (v >> 2 & 1) * second + (v & 3) * 64;
@@ -205,13 +209,14 @@ class Product:
             CV_AMX_CONVERT
 """
         return f"""{_COMMON}
-static __attribute__((noinline)) void {self.name}(const float *w, const uint16_t *staged, const uint16_t *tiles,
-    const uint16_t *next, const float *before, float *sums, cv_idx steps, cv_idx plane, cv_idx adds,
-    cv_idx second, cv_idx start, cv_idx units, cv_idx bare, cv_idx part, cv_idx parts) {{
+static __attribute__((noinline)) void {self.name}(const float *w, const uint16_t *staged,
+    const uint16_t *tiles, const uint16_t *next, const float *before, float *sums, cv_idx steps, cv_idx plane,
+    cv_idx adds, cv_idx second, cv_idx start, cv_idx units, cv_idx bare, cv_idx part, cv_idx parts) {{
 {table}    cv_idx v = units * part / parts, due = 0;
     const cv_idx stop = units * (part + 1) / parts, rate = (stop - v + steps - 1) / steps;
     cv_idx tap = (v >> 3) % {taps};
     const float *from = w + start + ((v >> 3) / {taps} * {2 * taps} + tap) * 256;
+    char *const to = (char *)(uintptr_t)next;
     (void)tap;
     plane *= 64;
     if (adds) {{
@@ -229,7 +234,7 @@ static __attribute__((noinline)) void {self.name}(const float *w, const uint16_t
     for (due += rate; due >= 6 && v < stop; due -= 6) {{ \\
         const float *const s = from + (v >> 2 & 1) * second + (v & 3) * 64; \\
         cv_amx_unit(s, v >> 3 < bare ? s + {taps * 256} : cv_amx_none, \\
-                    (char *)(uintptr_t)next + (v >> 3) * {STEP_BYTES} + (v >> 2 & 1) * 3072 + (v & 3) * 256); \\
+                    to + (v >> 3) * {STEP_BYTES} + (v >> 2 & 1) * 3072 + (v & 3) * 256); \\
         if ((v++ & 7) == 7) {{ \\
             from += 256; \\
             {after} \\

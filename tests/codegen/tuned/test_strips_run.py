@@ -12,6 +12,7 @@ import pytest
 from codegen.sandbox import ADDRESS, THREAD, Case, Isa, Program, isa, schedule_of
 from zoo.net import Net
 
+from cuvil.codegen.tuned import amx
 from cuvil.schedule import strips, verify
 from cuvil.schedule.plan import Schedule
 
@@ -136,6 +137,17 @@ def test_the_same_as_in_plain_order(tmp_path: Path) -> None:
 
 def test_the_same_with_wide_vectors(tmp_path: Path) -> None:
     check(["residual", "stride"], tmp_path, isa("x86-64-v4"), ADDRESS, 1)
+
+
+@pytest.mark.parametrize(("threads", "sanitize"), [(1, ADDRESS), (2, THREAD)])
+def test_the_same_on_tiles(
+    threads: int, sanitize: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels with scratch memory of each thread."""
+    monkeypatch.setattr(amx, "MIN_GAIN", 0.0)
+    check(["residual", "stride", "symbolic batch"], tmp_path, isa("x86-64-v4-amx"), sanitize, threads)
+    _, case = pair("residual", isa("x86-64-v4-amx"), threads)
+    assert sum(k.slot is not None for k in case.schedule.kernels) > 1
 
 
 def test_the_same_for_any_number_of_threads(tmp_path: Path) -> None:
