@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
 import platform
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,6 @@ import cuvil
 from benchmarks.latency import machine
 from cuvil import fsio
 from cuvil.ir.expr import numpy_dtype
-from cuvil.target.board import ACCURACIES
 from cuvil.target.schema import Target, load
 from cuvil.toolchain.profile import compiler
 
@@ -91,7 +92,7 @@ def resident(status: str) -> dict[str, int]:
     return {field: int(lines[field].split()[0]) * 1024 for field in FIELDS if field in lines}
 
 
-def of_library(entry: ModelEntry, target: Target, folder: Path, accuracy: str | None = None) -> Row:
+def of_library(entry: ModelEntry, target: Target, folder: Path) -> Row:
     """Compile the model, and run its library in a program of its own."""
     session = cuvil.compile(
         entry.path(folder),
@@ -99,7 +100,6 @@ def of_library(entry: ModelEntry, target: Target, folder: Path, accuracy: str | 
         shapes=entry.shapes(),
         values=entry.values,
         output=folder / entry.name,
-        accuracy=accuracy,
     )
     code = folder / entry.name / "codegen"
     metadata = json.loads((code / f"{session.model}.json").read_text())
@@ -172,7 +172,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--models", default=",".join(MODELS), metavar="A,B", help="names from the zoo or paths to .onnx files"
     )
     parser.add_argument("--target", default="host", help="profile that is compiled for (default host)")
-    parser.add_argument("--accuracy", choices=ACCURACIES, help="strict: without Winograd's larger weights")
+    parser.add_argument(
+        "--footprints", default="default,small", metavar="F,G", help="settings of the profile (default both)"
+    )
     parser.add_argument("--no-rival", action="store_true", help="leave onnxruntime out")
     parser.add_argument("--output", metavar="FILE.json", help="write all figures there")
     options = parser.parse_args(arguments)
@@ -180,24 +182,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         entries = [find(name) for name in options.models.split(",")]
     except KeyError as error:
         parser.error(str(error.args[0]))
-    target = load(options.target)
+    profile = load(options.target)
     rows: list[Row] = []
     versions = {
         "python": platform.python_version(),
         "numpy": np.__version__,
         "cuvil": cuvil.__version__,
-        "compiler": compiler(target.slice("cc")).version,
+        "compiler": compiler(profile.slice("cc")).version,
     }
     if not options.no_rival:
         import onnxruntime
 
         versions["onnxruntime"] = onnxruntime.__version__
-    for entry in entries:
-        row: Row = {"model": entry.name, "aim_mb": AIMS_MB.get(entry.name)}
+    for entry, footprint in itertools.product(entries, options.footprints.split(",")):
+        devices = tuple(replace(d, footprint=footprint) for d in profile.devices)
+        target = replace(profile, devices=devices)
+        small = "" if footprint == "default" else f" ({footprint})"
+        row: Row = {"model": entry.name + small, "aim_mb": AIMS_MB.get(entry.name)}
         with tempfile.TemporaryDirectory(prefix="cuvil-") as name:
             try:
-                row |= of_library(entry, target, Path(name), options.accuracy)
-                if not options.no_rival:
+                row |= of_library(entry, target, Path(name))
+                if not options.no_rival and not small:
                     row["onnxruntime"] = of_onnxruntime(entry, Path(name))
             except Unavailable as reason:
                 row["skipped"] = str(reason)

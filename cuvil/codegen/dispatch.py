@@ -183,11 +183,11 @@ _MICRO_KERNELS = {"dot_i8": "vnni", "amx": "allowed"}
 
 
 def _added(level: str, better: str) -> set[str]:
-    """What a level has beyond the next lesser one: of `_MICRO_KERNELS`, or "" where it is more than that."""
+    """What a level has beyond the next lesser one: of `_MICRO_KERNELS`, or "" where that is not all."""
     own, other = ISAS[level], ISAS[better]
     added = {what for what in _MICRO_KERNELS if getattr(other, what) and not getattr(own, what)}
     alike = replace(other, dot_i8=own.dot_i8, name=own.name, zig_cpu=own.zig_cpu, gcc=own.gcc)
-    return added if alike == own else {""}
+    return added if added and alike == own else {""}
 
 
 def _has(schedule: Schedule, what: str) -> bool:

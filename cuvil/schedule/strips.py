@@ -8,9 +8,10 @@ that it stays in the cache and takes little of the arena.  Threads take strips w
 compute the rows at the edge of neighbouring pieces again, so every element is the same for any number of
 threads.
 
-Cost rule: kernels are chained where the tensor between them exceeds `LARGE` of the cache; the strip is the
-highest whose windows take `SHARE` of it (at least `MIN_ROWS`, where these fit beside the weights).  Of the
-ways to cut a long run of kernels into chains, the one that keeps most bytes in windows is taken.
+Cost rule: kernels are chained where the tensor between them exceeds a part (`LARGE`) of the cache; the
+strip is the highest whose windows take `SHARE` of it (at least `MIN_ROWS`, where these fit beside the
+weights).  Of the ways to cut a long run of kernels into chains, the one that keeps most bytes in windows is
+taken.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ from cuvil.schedule.storage import Layout, Storage
 
 LARGE = 1.0
 """Parts of the second-level cache beyond which a tensor between two kernels is worth a window."""
+
+SMALL = 0.25
+"""The same where memory matters more than time."""
 
 SHARE = 0.25
 """Part of that cache that the windows of a chain take; a kernel's other operands want room too."""
@@ -51,10 +55,12 @@ ROW = 2
 
 @dataclass(frozen=True)
 class Budget:
-    """What a device has for strips: bytes of a core's second-level cache, and threads."""
+    """What a device has for strips: bytes of a core's second-level cache, threads, and the part of the cache
+    that a tensor must exceed."""
 
     cache: int
     threads: int = 1
+    large: float = LARGE
 
 
 @dataclass(frozen=True)
@@ -212,7 +218,7 @@ def find(
     run: list[tuple[Group, Group, Link]] = []
     for before, group in itertools.pairwise(groups):
         link = _link(before, group, readers, outputs, storage, placer)
-        if link is not None and _bytes(storage, link.root) > LARGE * budget.cache:
+        if link is not None and _bytes(storage, link.root) > budget.large * budget.cache:
             run.append((before, group, link))
         else:
             yield from _cut(run, storage, budget)

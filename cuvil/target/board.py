@@ -150,6 +150,11 @@ class Device:
         "default, or strict: no faster algorithm whose results round otherwise than the definition's "
         "(Winograd convolutions)",
     ] = "default"
+    footprint: Annotated[
+        str,
+        Choice(("default", "small")),
+        "default, or small: no weights beyond the model's own, and less workspace, where that costs speed",
+    ] = "default"
     frequency: Annotated[float, Quantity("frequency"), "clock under sustained load; a CPU needs it"] = 0.0
     fma_units: Annotated[
         int,

@@ -149,7 +149,7 @@ class Target:
                 "calibration": _plain(self.quantization.calibration),
             }
         if stage == "codegen":
-            keep = {"name", "kind", "isa", "cores", "threads", "accuracy"}
+            keep = {"name", "kind", "isa", "cores", "threads", "accuracy", "footprint"}
             keep |= {"peak_f32", "peak_i8", "caches", "cpus"}
             return {
                 "arch": self.triple.arch,

@@ -80,7 +80,8 @@ def test_resident_memory_of_a_small_network(tmp_path: Path, capsys: pytest.Captu
     record = tmp_path / "r.json"
     arguments = ["--models", "ds_cnn", "--no-rival", "--output", str(record)]
     assert resident_memory.main(arguments) == 0
-    (row,) = json.loads(record.read_text())["results"]
+    row, small = json.loads(record.read_text())["results"]
+    assert small["model"] == "ds_cnn (small)" and small["workspace"] <= row["workspace"]
     assert row["workspace"] < row["peak"]["VmHWM"] < 8e6
     assert row["peak"]["RssFile"] > row["weights"] > 0
     assert "| ds_cnn | " in capsys.readouterr().out

@@ -9,9 +9,10 @@ import pytest
 from codegen.sandbox import Isa, schedule_of
 from zoo.net import Net
 
+from cuvil.codegen.tuned import claims
 from cuvil.ir.primitives import static
 from cuvil.ir.verify import InternalError
-from cuvil.schedule import strips, verify
+from cuvil.schedule import verify
 from cuvil.schedule.plan import Schedule
 from cuvil.schedule.storage import Layout, blocked
 from cuvil.schedule.strips import SHARE, Span, Strips, by_rows
@@ -19,7 +20,7 @@ from cuvil.schedule.strips import SHARE, Span, Strips, by_rows
 
 @pytest.fixture(autouse=True)
 def small_tensors_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strips, "LARGE", 0.5)
+    monkeypatch.setattr(claims, "LARGE", 0.5)
 
 
 KIB = 1024

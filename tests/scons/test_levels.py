@@ -56,7 +56,16 @@ def test_steps() -> None:
     for step in (device, model):
         assert {path for s in found.values() for path in s.outputs} <= {*step.inputs}
     commands = [" ".join(s.compilation()["arguments"]) for s in (*found.values(), device)]
-    cpus = ["x86_64", "x86_64_v3", "x86_64_v3+avxvnni", "x86_64_v4", "x86_64_v4+avx512vnni", "x86_64"]
+    vnni = "x86_64_v4+avx512vnni"
+    cpus = [
+        "x86_64",
+        "x86_64_v3",
+        "x86_64_v3+avxvnni",
+        "x86_64_v4",
+        vnni,
+        f"{vnni}+amx_tile+amx_bf16",
+        "x86_64",
+    ]
     assert [command.split("-mcpu=")[1].split()[0] for command in commands] == cpus
     outputs = [path for s in listed for path in s.outputs]
     assert len(outputs) == len({*outputs})

@@ -15,7 +15,7 @@ from cuvil.schedule.group import Group
 from cuvil.schedule.nest import Nest
 from cuvil.schedule.place import Placer
 from cuvil.schedule.storage import Storage
-from cuvil.schedule.strips import Budget
+from cuvil.schedule.strips import LARGE, SMALL, Budget
 
 
 class TunedKernels:
@@ -109,6 +109,7 @@ def for_device(options: Mapping[str, Any], packing: Mapping[str, Any] | None = N
     chosen = options if packing is None else packing
     cache = int(options.get("caches", {}).get("l2", 0))
     threads = int(options.get("threads", 1))
-    budget = Budget(cache, threads) if cache else None
+    large = SMALL if chosen.get("footprint") == "small" else LARGE
+    budget = Budget(cache, threads, large) if cache else None
     shapes = tiles(options, None if packing is None else tiles(packing))
     return TunedKernels(shapes, winograd.machine(chosen), budget, threads)

@@ -64,9 +64,11 @@ class Machine:
 
 
 def machine(options: Mapping[str, Any]) -> Machine | None:
-    """The machine of a device's part of the ``codegen`` slice; None where accuracy is to be strict, or where
-    there are no vectors: such a device lacks the memory, too."""
-    if options.get("accuracy") == "strict" or int(options.get("vector_bits", 128)) < 128:
+    """The machine of a device's part of the ``codegen`` slice; None where accuracy is to be strict, memory is
+    small, or there are no vectors: such a device lacks the memory, too."""
+    if options.get("accuracy") == "strict" or options.get("footprint") == "small":
+        return None
+    if int(options.get("vector_bits", 128)) < 128:
         return None
     peak, bandwidth = float(options.get("peak_f32", 0.0)), float(options.get("bandwidth", 0.0))
     cache = int(options.get("caches", {}).get("l2", 0)) or Machine.cache

@@ -196,3 +196,12 @@ def test_too_few_slots_are_not_shared(tmp_path: Path) -> None:
     alone = [k.name for k in case.schedule.kernels if k.slot is not None]
     assert alone and not any(f"cv_parallel({name}_" in program.source for name in alone)
     assert error(program.run(0)[0], reference(model)) < BOUND
+
+
+def test_a_small_footprint_keeps_the_weights_of_the_model() -> None:
+    model = layer(64, 64, 28, 28, 1)
+    host = isa("host")
+    small = Isa({**(host.options or {}), "footprint": "small"})
+    sizes = [len(schedule_of(model, chosen).weights) for chosen in (host, small)]
+    own = sum(onnx.numpy_helper.to_array(w).nbytes for w in model.graph.initializer)
+    assert sizes[1] <= 1.1 * own < sizes[0] / 2
