@@ -37,6 +37,7 @@ _POOL = """
 #include <pthread.h>
 #include <sched.h>
 #include <time.h>
+#include <unistd.h>
 #define CV_THREADS %(threads)d
 #define CV_UNITS %(units)d
 #define CV_LINE __attribute__((aligned(128))) /* what one thread writes disturbs no other */
@@ -53,7 +54,7 @@ static struct {
     cv_idx outer, rows, row; /* points are outer x rows x row; rows are shared */
     cv_idx units, each, rest; /* each unit has so many rows, the first `rest` one more */
     int64_t alone, period; /* the caller works alone until then, for so long */
-    int started;
+    int started, process; /* the one that has the workers: a forked one has none */
     int taken CV_LINE; /* by a caller */
     unsigned done CV_LINE; /* units */
     unsigned epoch CV_LINE; /* changes when there is work */
@@ -76,13 +77,12 @@ static int64_t cv_now(void) { /* microseconds */
 
 #ifdef __linux__ /* names of our own: what headers declare depends on macros that come too late here */
 #include <sys/syscall.h>
-#include <unistd.h>
 extern long cv_system(long, ...) __asm__("syscall");
 extern int cv_getcpu(void) __asm__("sched_getcpu");
 extern int cv_getaffinity(int, size_t, unsigned long *) __asm__("sched_getaffinity");
 extern int cv_setaffinity(int, size_t, const unsigned long *) __asm__("sched_setaffinity");
 #define CV_WORD (8 * sizeof(unsigned long))
-static int cv_process, cv_apart = -1, cv_thread[CV_THREADS]; /* apart: the processor that workers avoid */
+static int cv_apart = -1, cv_thread[CV_THREADS]; /* apart: the processor that workers avoid */
 
 static void cv_begin(cv_idx slot) {
     __atomic_store_n(&cv_thread[slot], (int)cv_system(SYS_gettid), __ATOMIC_RELEASE);
@@ -94,7 +94,7 @@ static void cv_part(void) { /* the owner: keep the workers off this processor, w
     if (cv_getaffinity(0, sizeof others, others) < 0) return;
     others[(size_t)cpu / CV_WORD] &= ~(1ul << (size_t)cpu %% CV_WORD);
     for (size_t i = 0; i < 1024 / CV_WORD; i++) any |= others[i];
-    if (any == 0 || cv_process != (int)getpid()) return; /* a forked process has no workers */
+    if (any == 0 || cv_pool.process != (int)getpid()) return;
     int moved = 1;
     for (int i = 1; i < CV_THREADS; i++) {
         const int thread = __atomic_load_n(&cv_thread[i], __ATOMIC_ACQUIRE);
@@ -124,6 +124,7 @@ static void cv_sleep(unsigned epoch) {
     pthread_mutex_unlock(&cv_lock);
 }
 static void cv_rouse(void) {
+    if (cv_pool.process != (int)getpid()) return; /* a worker may have held the lock at the fork */
     pthread_mutex_lock(&cv_lock);
     pthread_cond_broadcast(&cv_change);
     pthread_mutex_unlock(&cv_lock);
@@ -179,9 +180,7 @@ static void *cv_worker(void *slot) {
 
 static void cv_start(void) {
     cv_pool.started = 1;
-#ifdef __linux__
-    cv_process = (int)getpid();
-#endif
+    cv_pool.process = (int)getpid();
     for (int i = 1; i < CV_THREADS; i++) {
         pthread_t thread;
         pthread_attr_t attributes;
