@@ -12,14 +12,14 @@ import pytest
 from codegen.sandbox import ADDRESS, THREAD, Case, Isa, Program, isa, schedule_of
 from zoo.net import Net
 
-from cuvil.codegen.tuned import amx
-from cuvil.schedule import strips, verify
+from cuvil.codegen.tuned import amx, claims
+from cuvil.schedule import verify
 from cuvil.schedule.plan import Schedule
 
 
 @pytest.fixture(autouse=True)
 def small_tensors_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strips, "LARGE", 0.5)
+    monkeypatch.setattr(claims, "LARGE", 0.5)
 
 
 KIB = 1024
