@@ -10,14 +10,18 @@ import onnx
 from zoo.net import Net, f32, i64
 
 
+def _stem(net: Net, x: str, width: int) -> str:
+    """The first layers of a ResNet: a quarter of the rows and columns, `width` channels."""
+    x = net.op("Relu", net.batch_norm(net.conv(x, 3, width, 7, stride=2, bias=False), width))
+    return net.op("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+
+
 def resnet18(
     batch: int | str = "N", image: int = 224, width: int = 64, classes: int = 1000, seed: int = 18
 ) -> onnx.ModelProto:
     """ResNet-18 (He et al. 2016) with its batch normalizations: `x` [N, 3, image, image] -> `logits`."""
     net = Net("resnet18", seed)
-    x = net.input("x", [batch, 3, image, image])
-    x = net.op("Relu", net.batch_norm(net.conv(x, 3, width, 7, stride=2, bias=False), width))
-    x = net.op("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+    x = _stem(net, net.input("x", [batch, 3, image, image]), width)
     c_in = width
     for stage in range(4):
         c_out = width << stage
@@ -40,9 +44,7 @@ def resnet50(
 ) -> onnx.ModelProto:
     """ResNet-50 v1.5 (strides in the 3x3 convolutions): `x` [N, 3, image, image] -> `logits`."""
     net = Net("resnet50", seed)
-    x = net.input("x", [batch, 3, image, image])
-    x = net.op("Relu", net.batch_norm(net.conv(x, 3, width, 7, stride=2, bias=False), width))
-    x = net.op("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+    x = _stem(net, net.input("x", [batch, 3, image, image]), width)
     c_in = width
     for stage, blocks in enumerate((3, 4, 6, 3)):
         inner = width << stage

@@ -248,7 +248,11 @@ class _Builder(contract.Builder):
         return -(-self.columns // COLUMNS)
 
     def _steps(self) -> int:
-        return self.pairs * math.prod(static(t.args[0]) or 1 for t in self.taps)
+        return self.pairs * self._steps_of_pair()
+
+    def _steps_of_pair(self) -> int:
+        """One for each tap."""
+        return math.prod(static(t.args[0]) or 1 for t in self.taps)
 
     def _products(self, blocks: int) -> float:
         """Cycles of a strip of so many tiles of positions once it is staged."""
@@ -341,7 +345,7 @@ class _Builder(contract.Builder):
 
     def _chunks(self) -> list[tuple[int, list[int]]]:
         """Parts of k that are staged at once: pairs, and the steps of each chunk of the right operand."""
-        taps = self._steps() // self.pairs
+        taps = self._steps_of_pair()
         room = max(self.cache // 2 // self._bytes(self.area, 1), 1)
         parts = -(-self.pairs // min(room, self.pairs))
         each = max(CHUNK // taps, 1)
@@ -418,7 +422,7 @@ class _Builder(contract.Builder):
     def _source(self, i: int, j: int, done: int) -> tuple[int, int, int]:
         """Of chunk j of part i, whose pairs start at number `done`: the element where its k starts, its
         units, and its first step without a second block."""
-        taps = self._steps() // self.pairs
+        taps = self._steps_of_pair()
         chunks = self.parts[i][1]
         first = done + sum(chunks[:j]) // taps
         steps = chunks[j]
@@ -429,7 +433,7 @@ class _Builder(contract.Builder):
     def _first(self, i: int, done: int) -> Stmt:
         """The right operand of the first item and chunk of a part."""
         start, units, bare = self._source(i, 0, done)
-        taps = self._steps() // self.pairs
+        taps = self._steps_of_pair()
         zero = E.const(0)
         arguments = (self._second(zero), *map(E.const, (start, taps, units, bare)))
         steps = units // UNITS
@@ -450,7 +454,7 @@ class _Builder(contract.Builder):
         """The sums of a chunk, for all tiles of positions; after the last one, the rest of the group."""
         area, zero = self.area, E.const(0)
         chunks = self.parts[i][1]
-        steps, taps = chunks[j], self._steps() // self.pairs
+        steps, taps = chunks[j], self._steps_of_pair()
         first, last = i == j == 0, i == len(self.parts) - 1 and j == len(chunks) - 1
         used = self.left if area.axes is None else (self.left - 1) * area.pitch + area.width
         number = E.floordiv(used + (POSITIONS - 1), POSITIONS)
@@ -469,6 +473,7 @@ class _Builder(contract.Builder):
         plane = area.plane()
         kept = item if len(self.parts) > 1 else zero
         acc = Value("acc", "float32", (E.const(POSITIONS), E.const(COLUMNS)))
+        # the first chunk adds to nothing; its call is given an address that it does not read
         before = (self.scratch[2], (self.slot, kept, block, zero)) if not first else self._w(following)
         reads = (
             self._w(following),
