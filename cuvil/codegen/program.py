@@ -179,7 +179,7 @@ def _run(
         points = size_text(renderer, f.points)
         if f.name in shared:
             cut = shared[f.name]
-            points = f"{cut.outer}, {size_text(renderer, cut.rows)}, {cut.row}"
+            points = ", ".join(size_text(renderer, n) for n in (cut.outer, cut.rows, cut.row))
             lines.append(f"    {{ const struct {f.callee}_arguments a = {{{', '.join(arguments)}}};")
             lines.append(f"      cv_parallel({f.callee}_task, &a, {points}); }}")
         else:

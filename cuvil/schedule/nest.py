@@ -533,15 +533,26 @@ def border(
 
 
 def border_by_rows(
-    host: Value, source: Value, low: Sequence[Expr], fill: Expr, axis: int, storage: Storage, name: str
-) -> Kernel:
-    """`border`, one row of `axis` at a time, of a window that holds one sample."""
+    host: Value, source: Value, low: Sequence[Expr], fill: Expr, axis: int, storage: Storage, name: str,
+    window: bool = True,
+) -> Kernel:  # fmt: skip
+    """`border`, one row of `axis` at a time; of a `window` that holds one sample, or one sample and one block
+    of channels at a time."""
     row = E.var(host.shape[axis])
     whole: list[tuple[Expr, Expr]] = [(E.const(0), s) for s in host.shape]
-    whole[0], whole[axis] = (E.const(0), E.const(1)), (row, row + 1)
+    whole[axis] = (row, row + 1)
+    parallel = [row]
+    if window:
+        whole[0] = (E.const(0), E.const(1))
+    else:
+        block = next((m for a, _, m in storage.layout(host).dims if a == 1 and m), 1)
+        sample, channel = E.var(host.shape[0]), E.var(E.floordiv(host.shape[1] + (block - 1), block))
+        whole[0] = (sample, sample + 1)
+        whole[1] = (channel * block, channel * block + block)
+        parallel = [v for v in (sample, channel, row) if v.op == "var"]
     ends: list[Stmt] = []
     fixed = list(whole)
-    for k in (k for k in range(1, host.rank) if k != axis):
+    for k in (k for k in range(1 if window else 2, host.rank) if k != axis):
         size = source.shape[k]
         for start, stop in ((E.const(0), low[k]), (low[k] + size, host.shape[k])):
             if E.upper_bound(stop - start) > 0:
@@ -549,7 +560,7 @@ def border_by_rows(
         fixed[k] = (low[k], low[k] + size)
     inside = E.logical("and", E.le(low[axis], row), E.lt(row, low[axis] + source.shape[axis]))
     body = If(inside, tuple(ends), (_fill(host, whole, fill, storage),))
-    return Kernel(name, (row,), (body,), (), (host,), host.origin, "border", (host,))
+    return Kernel(name, tuple(parallel), (body,), (), (host,), host.origin, "border", (host,))
 
 
 def _fill(host: Value, region: Sequence[tuple[Expr, Expr]], fill: Expr, storage: Storage) -> Stmt:

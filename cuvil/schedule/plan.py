@@ -126,6 +126,7 @@ def build_kernels(
     pinned = program.pinned
     outputs = {*pinned, *(storage.root(v) for v in pinned)}
     hosted = set(storage.placements)
+    budget = tuner.budget if tuner is not None else None
     kernels: list[Kernel] = []
     made: set[Value] = set()
 
@@ -135,8 +136,11 @@ def build_kernels(
             return
         made.add(value)
         if value in placer.borders:
-            source, low, fill = placer.borders[value]
-            kernels.append(nest.border(value, source, low, fill, storage, f"border{len(kernels)}"))
+            pad, name = placer.borders[value], f"border{len(kernels)}"
+            if budget is not None and budget.threads > 1 and strips.is_framed(value, pad[0]):
+                kernels.append(nest.border_by_rows(value, *pad, strips.ROW, storage, name, window=False))
+            else:
+                kernels.append(nest.border(value, *pad, storage, name))
         for part, axis, start in placer.joins.get(value, ()):
             kernels.append(nest.copy_part(value, part, axis, start, storage, f"copy{len(kernels)}"))
 
@@ -160,7 +164,6 @@ def build_kernels(
             return nest.border_by_rows(value, *placer.borders[value], strips.ROW, storage, kernel.name)
         return kernel_of(grouper.group_of[value], kernel.name)
 
-    budget = tuner.budget if tuner is not None else None
     chains = strips.find(groups, grouper.readers, outputs, storage, placer, budget) if budget else []
     starts = {chain.groups[0]: chain for chain in chains}
     if tuner is not None:
@@ -253,6 +256,10 @@ def roots_of(kernel: Kernel, storage: Storage) -> list[Value]:
     return list(found)
 
 
+OWN_UNIT = 4096
+"""Bytes of which a thread's scratch memory is a multiple."""
+
+
 def plan_memory(s: Schedule) -> None:
     """Lifetimes of root values over the kernels, in-place reuse, and offsets."""
     for v in s.program.outputs:
@@ -285,14 +292,44 @@ def plan_memory(s: Schedule) -> None:
                 last[owner] = last[target]
                 s.aliases[target] = source
                 break
+    always: set[Value] = set()
+    for same in _threads_own(s):
+        always.add(same[0])
+        leader.update(dict.fromkeys(same[1:], same[0]))
     owners = [v for v in first if v not in leader]
-    sizes = {v: s.size(v) for v in first}
-    requests = [memory.Request(v.name, sizes[v], first[v], last[v]) for v in owners]
+    end = len(s.kernels) - 1
+    requests = [
+        memory.Request(v.name, s.size(v), *((0, end) if v in always else (first[v], last[v]))) for v in owners
+    ]
     arena = memory.plan(requests)
     offsets = dict(zip(owners, arena.offsets))
     s.arena = {v: offsets[find(v)] for v in first}
     s.lives = {v: (first[v], last[v]) for v in first}
     s.arena_bytes, s.lower_bound = arena.size, arena.lower_bound
+
+
+def _threads_own(s: Schedule) -> list[list[Value]]:
+    """The scratch memory ``[threads, n, m]`` of kernels that threads share, those values together that are to
+    lie in one place, the largest first.  A thread's part is at the same place in all of them, for `n` is
+    made so large: what is still in another core's cache is slow to write to."""
+    groups: list[list[Value]] = []
+    for kernel in s.kernels:
+        slots = static(kernel.slot.args[0]) if kernel.slot is not None else None
+        scratch = [v for v in kernel.writes if v.definition is None and static(elements(v.shape))]
+        sizes = [(static(elements(v.shape[2:])) or 0) * E.numpy_dtype(v.dtype).itemsize for v in scratch]
+        if slots is None or slots == 1 or any(OWN_UNIT % n for n in sizes):
+            continue
+        for number, v in enumerate(scratch):
+            if number == len(groups):
+                groups.append([])
+            groups[number].append(v)
+    for group in groups:
+        widths = [(static(s.size(v)) or 0) // (static(v.shape[0]) or 1) for v in group]
+        width = -(-max(widths) // OWN_UNIT) * OWN_UNIT
+        for v, n in zip(group, widths):
+            v.shape = (v.shape[0], E.const(width * (static(v.shape[1]) or 1) // n), *v.shape[2:])
+        group.sort(key=lambda v: static(s.size(v)) or 0, reverse=True)
+    return groups
 
 
 def number(symbol: Expr) -> Value:

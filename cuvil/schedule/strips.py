@@ -357,6 +357,11 @@ def by_rows(kernel: Kernel, span: Span, rows: int) -> Stage | None:
     return Stage(rows, span, axis, outer, points, batch is None)
 
 
+def is_framed(host: Value, source: Value) -> bool:
+    """A tensor of images has `source` within a border of rows and columns alone."""
+    return host.rank == 4 and static(host.shape[ROW]) is not None and host.shape[:2] == source.shape[:2]
+
+
 def results(kernel: Kernel) -> tuple[Value, ...]:
     """What a kernel writes but for scratch memory, which nothing defines."""
     return tuple(v for v in kernel.writes if v.definition is not None)

@@ -209,7 +209,8 @@ def _apart(s: Schedule, uses: Mapping[Value, list[int]], bound: Mapping[str, int
             if first > last:
                 break
             if low < stop and start < high:
-                shared = s.aliases.get(w) is v and first == last
+                scratch = v.definition is w.definition is None and (start, stop) == (low, high)
+                shared = scratch or (s.aliases.get(w) is v and first == last)
                 check(shared, v, f"shares bytes {low} to {min(stop, high)} with {w} in kernel {first}")
 
 

@@ -47,6 +47,9 @@ CHUNK = 24
 LONG, LONGEST = 128, 512
 """Positions that a strip has at least, where there are so many, and at most."""
 
+MOST_UNITS = 4
+"""Strips per thread that positions are cut into so that threads share them."""
+
 MIN_POSITIONS = 24
 """Positions below which most of a tile would be idle."""
 
@@ -57,6 +60,10 @@ MIN_GAIN = 1.1
 _STEP, _CONVERT, _TILE, _SPLIT, _ENTRY, _VECTOR = 400.0, 400.0, 200.0, 11.0, 1500.0, 1.2
 """Of a step; of converting the right operand of a step, as far as tiles do not hide it; of calling for a tile
 of sums; of staging a pair of one position; of a strip; of two multiply-adds of vectors."""
+
+_SHARED, _REMOTE, _MEMORY = 25e3, 0.2, 0.1
+"""Of a kernel that is too short for threads to share; of a byte that another core wrote; of a byte of the
+right operand from beyond the second cache."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,20 +156,31 @@ class _Builder(contract.Builder):
         if not rows:
             return False
         axes = self._axes(rows)
+        areas: list[Area] = []
         if axes is not None:
-            area, self.outer = self._window(axes), [r for r in rows if all(r is not a.row for a in axes)]
-        elif self.taps or self.row_step(rows[-1]) is None:
-            return False
-        else:
+            areas, self.outer = self._windows(axes), [r for r in rows if all(r is not a.row for a in axes)]
+        elif not self.taps and self.row_step(rows[-1]) is not None:
             self.outer, self.run_row = rows[:-1], rows[-1]
-            count = static(self.run_row.args[0])
-            area = self._run(count)
-            if count is not None and count < MIN_POSITIONS:
-                return False
-        if area is None:
+            areas = self._runs(static(self.run_row.args[0]))
+        if not areas:
             return False
-        self.area = area
-        return self._pays()
+        self.area, self.cuts = min(
+            ((a, 1) for a in areas), key=lambda choice: self._time(choice[0], choice[1], 1)
+        )
+        alone = self._time(self.area, self.cuts, 1)
+        k = math.prod(static(r.args[0]) or 1 for r in c.k)
+        vectors = self._positions(self.area) * -(-self.columns // BLOCK) * k / 2 * _VECTOR
+        if alone * MIN_GAIN >= vectors:
+            return False  # the same for any number of threads, as results must be
+        most = min(self.threads, self._items())
+        if self.open:
+            self.cuts = most
+        elif self.threads > 1 and alone > _SHARED:
+            choices = itertools.product(areas, range(1, most + 1))
+            self.area, self.cuts = min(
+                choices, key=lambda choice: self._time(choice[0], choice[1], self.threads)
+            )
+        return True
 
     def _axes(self, rows: list[Expr]) -> tuple[Axis, Axis] | None:
         """The lines and the places of a window; None where there is no window."""
@@ -195,16 +213,18 @@ class _Builder(contract.Builder):
             return None
         return lines, places
 
-    def _window(self, axes: tuple[Axis, Axis]) -> Area | None:
-        """The lines of a strip with the least time for an output; None where there are too few positions."""
+    def _windows(self, axes: tuple[Axis, Axis]) -> list[Area]:
+        """The strips of a window: of any number of lines whose strips stay in the cache."""
         lines, places = axes
         if lines.size * places.size < MIN_POSITIONS:
-            return None
+            return []
         pitch = places.size + max(offset for _, offset in places.places())
         down, along = lines.places(), places.places()
-        best: tuple[float, Area] | None = None
+        found: list[Area] = []
         for count in range(1, (1 if self._is_round(lines.row) else lines.size) + 1):
             count = -(-lines.size // -(-lines.size // count))
+            if found and found[-1].lines == count:
+                continue
             classes = tuple(
                 (
                     (i, j),
@@ -215,15 +235,11 @@ class _Builder(contract.Builder):
                 for j in sorted({k for k, _ in along})
             )
             area = Area(axes, places.size, pitch, count, classes)
-            if best is not None and (
-                area.blocks * POSITIONS > LONGEST or self._bytes(area, self.pairs) > self.cache // 2
-            ):
+            large = self._bytes(area, self.pairs) > self.cache // 2
+            if found and (large or area.blocks * POSITIONS > LONGEST):
                 break
-            staged = sum(n * m for _, n, m in area.classes) * self.pairs * _SPLIT
-            time = (staged + self._products(area.blocks)) / count
-            if best is None or time < best[0]:
-                best = time, area
-        return best[1] if best is not None else None
+            found.append(area)
+        return found
 
     def _is_round(self, row: Expr | None) -> bool:
         """The lines of what is read or written are stored round."""
@@ -233,13 +249,18 @@ class _Builder(contract.Builder):
         written = (step(self.storage, E.load(v, self.d.axes), row) for v in values)
         return self._line_step(row) is None or None in written
 
-    def _run(self, count: int | None) -> Area:
-        """The positions of a strip of a run of `count` rows."""
+    def _runs(self, count: int | None) -> list[Area]:
+        """The strips of a run of `count` rows: as long as the cache allows, and shorter ones for threads."""
         most = max(min(self.cache // 8 // (self.pairs * 3 * 64), LONGEST), LONG)
-        if count is not None:
-            most = -(-count // -(-count // most))
-        size = -(-most // POSITIONS) * POSITIONS
-        return Area(None, size, size)
+        if count is None:
+            most = -(-most // POSITIONS) * POSITIONS
+            return [Area(None, most, most)]
+        if count < MIN_POSITIONS:
+            return []
+        fewest = -(-count // most)
+        more = max(MOST_UNITS * self.threads, fewest) if self.threads > 1 else fewest
+        sizes = (-(-count // n // POSITIONS) * POSITIONS for n in range(fewest, more + 1))
+        return [Area(None, size, size) for size in dict.fromkeys(sizes)]
 
     def _bytes(self, area: Area, pairs: int) -> int:
         return area.plane() * 3 * 64 * pairs
@@ -254,27 +275,33 @@ class _Builder(contract.Builder):
         """One for each tap."""
         return math.prod(static(t.args[0]) or 1 for t in self.taps)
 
-    def _products(self, blocks: int) -> float:
-        """Cycles of a strip of so many tiles of positions once it is staged."""
-        steps = self._steps() * (blocks * _STEP + _CONVERT)
-        return self._items() * (steps + blocks * _TILE) + _ENTRY
+    def _positions(self, area: Area) -> int:
+        """Of one image, or of a run."""
+        if area.axes is None:
+            return static(self.run_row.args[0]) or area.width
+        return area.axes[0].size * area.axes[1].size
 
-    def _pays(self) -> bool:
-        """It takes less time than vectors."""
-        area = self.area
+    def _time(self, area: Area, cuts: int, threads: int) -> float:
+        """Cycles until the last of so many threads is through, where the columns are cut as well."""
         if area.axes is not None:
-            total = area.axes[0].size * area.axes[1].size
-            strips = -(-area.axes[0].size // area.lines)
-            staged = sum(n * m for _, n, m in area.classes)
-            blocks = area.blocks
+            strips, staged = area.axes[0].size / area.lines, sum(n * m for _, n, m in area.classes)
         else:
-            count = static(self.run_row.args[0]) or area.width
-            strips = -(-count // area.width)
-            total, staged, blocks = count, area.width, -(-count // strips // POSITIONS)
-        amx = strips * (staged * self.pairs * _SPLIT + self._products(blocks))
-        k = math.prod(static(r.args[0]) or 1 for r in self.c.k)
-        vectors = total * -(-self.columns // BLOCK) * k / 2 * _VECTOR
-        return amx * MIN_GAIN < vectors
+            strips, staged = self._positions(area) / area.width, area.width
+        steps = self._steps() * (area.blocks * _STEP + _CONVERT)
+        items = -(-self._items() // cuts)
+        each = staged * self.pairs * _SPLIT + items * (steps + area.blocks * _TILE) + _ENTRY
+        if threads == 1:
+            return strips * each
+        runs = math.prod(static(r.args[0]) or 1 for r in (*self.c.batch, *self.outer))
+        units = runs * math.ceil(strips) * cuts
+        others = 1 - 1 / threads
+        staged_bytes = math.ceil(strips) * staged * self.pairs * PAIR * 4
+        packed = self._steps() * self._items() * PAIR * COLUMNS * 4
+        written = self._positions(area) * self.columns * 4 / threads  # whose reader takes rows
+        moved = packed * _MEMORY if packed > self.cache // 8 else 0.0
+        if cuts > 1:
+            moved = (staged_bytes + written) * _REMOTE
+        return -(-units // threads) * each + others * moved
 
     # --- the kernel ---
 
@@ -295,10 +322,8 @@ class _Builder(contract.Builder):
         self.strip = E.const(0) if static(strips) == 1 else E.var(strips, "s")
         if lines is not None and lines.row is not None and share == 1:
             self.strip = lines.row
-        count = static(strips * E.product(v.args[0] for v in (*c.batch, *self.outer)))
-        parts = 1 if count is not None and count >= 4 * self.threads else min(self.threads, items)
-        self.share = -(-items // parts)
-        self.part = E.const(0) if parts == 1 else E.var(-(-items // self.share), "c")
+        self.share = -(-items // self.cuts)
+        self.part = E.const(0) if self.share == items else E.var(-(-items // self.share), "c")
         self.left = E.minimum(total - self.strip * share, share)
         if static(total) is not None and (static(total) or 0) % share == 0:
             self.left = E.const(share)
@@ -310,13 +335,13 @@ class _Builder(contract.Builder):
         self.slot = E.var(slots, "slot")
         pairs = max(p for p, _ in self.parts)
         steps = max(s for _, chunks in self.parts for s in chunks)
-        longest = STEP_BYTES // 2 * steps
+        self.longest = 3 * steps
         more = sum(len(chunks) for _, chunks in self.parts) > 1
         kept = self.share if len(self.parts) > 1 else 1
         shapes = [
             ("staged", "uint16", (pairs * 3 * area.plane(), PAIR)),
-            ("tiles", "uint16", (2, longest)),
-            *([("sums", "float32", (kept, area.blocks, POSITIONS * COLUMNS))] if more else []),
+            ("tiles", "uint16", (2 * self.longest, STEP_BYTES // 6)),
+            *([("sums", "float32", (kept * area.blocks, POSITIONS * COLUMNS))] if more else []),
         ]
         self.scratch = [
             Value(f"{c.value.name}.{what}", dtype, (slots, *map(E.const, shape)))
@@ -333,9 +358,15 @@ class _Builder(contract.Builder):
         parallel = list(dict.fromkeys([*c.batch, *self.outer, *numbers]))
         if few is not None:
             variables, statements = few
-            for v in reversed([v for v in variables if v not in parallel]):
-                statements = [For(v, v.args[0], tuple(statements))]
-            if self.part.op == "var":
+            alone = [v for v in variables if v not in parallel]
+            cut = max(alone, key=lambda v: static(v.args[0]) or 0, default=None)
+            for v in reversed(alone):
+                start, stop = E.const(0), v.args[0]
+                if v is cut and self.part.op == "var":
+                    each = E.floordiv(stop + (self.cuts - 1), self.cuts)
+                    start, stop = self.part * each, E.minimum((self.part + 1) * each, stop)
+                statements = [For(v, stop, tuple(statements), start=start)]
+            if self.part.op == "var" and cut is None:
                 statements = [If(E.lt(self.part, 1), tuple(statements))]
             body = [If(E.lt(total, MIN_POSITIONS), tuple(statements), tuple(body))]
         writes = (*(v for v in self.group.members if v not in self.nest.internal), *self.scratch)
@@ -474,15 +505,21 @@ class _Builder(contract.Builder):
         kept = item if len(self.parts) > 1 else zero
         acc = Value("acc", "float32", (E.const(POSITIONS), E.const(COLUMNS)))
         # the first chunk adds to nothing; its call is given an address that it does not read
-        before = (self.scratch[2], (self.slot, kept, block, zero)) if not first else self._w(following)
+        before = (
+            (self.scratch[2], (self.slot, kept * area.blocks + block, zero))
+            if not first
+            else self._w(following)
+        )
         reads = (
             self._w(following),
             (self.scratch[0], (self.slot, block * POSITIONS + staged, zero)),
-            (self.scratch[1], (self.slot, here, zero)),
-            (self.scratch[1], (self.slot, there, zero)),
+            (self.scratch[1], (self.slot, here * self.longest, zero)),
+            (self.scratch[1], (self.slot, there * self.longest, zero)),
             before,
         )
-        writes = (acc, (zero, zero)) if last else (self.scratch[2], (self.slot, kept, block, zero))
+        writes = (
+            (acc, (zero, zero)) if last else (self.scratch[2], (self.slot, kept * area.blocks + block, zero))
+        )
         arguments = (
             E.const(steps), E.const(plane), E.const(0 if first else 1), self._second(following),
             E.const(start), units, E.const(bare), block, number if block.op == "var" else E.const(1),
@@ -528,8 +565,10 @@ class _Builder(contract.Builder):
             at = {along.row: block * POSITIONS} | ({down.row: self.strip} if down.row is not None else {})
             return Rows(block, at, offsets, along.row, count=count)
         at = {down.row: self.strip * area.lines} if down.row is not None else {}
-        return _Tile(block, at, offsets, along.row, down.row, area.pitch, count, block * POSITIONS,
-                     area.width)  # fmt: skip
+        return _Tile(
+            block, at, offsets, along.row, down.row, area.pitch, count,
+            first=block * POSITIONS, places=area.width,
+        )  # fmt: skip
 
 
 def _even(total: int, most: int) -> list[int]:

@@ -34,7 +34,8 @@ class Rows:
     """Tiles of rows that share one micro-kernel.
 
     Attributes:
-        number: the variable that counts them (a constant where there is one tile).
+        number: the variable that counts the tiles, these and others (a constant where there is one tile).
+        until: the number of the first tile after these.
         at: the row variables at a tile's first row.
         offsets: element offset of each row of the tile in `a`.
         last: the innermost row variable, None where the contraction has no rows.
@@ -49,6 +50,7 @@ class Rows:
     second: Expr | None = None
     width: int = 0
     count: Expr | None = None
+    until: int = 0
 
     def indices(self, row: Expr) -> dict[Expr, Expr]:
         """The row variables at row number `row` of the tile."""
@@ -121,7 +123,7 @@ class Builder:
         outer, choices = self._row_tiles()
         numbers = [panel] if panel.op == "var" else []
         parallel = [*self.c.batch, *(numbers + outer if self._panels_first() else outer + numbers)]
-        body: list[Stmt] = []
+        bodies: list[tuple[int, list[Stmt]]] = []
         for rows in choices:
             inner = self.row_tile(panel, rows, loops)
             if rows.count is not None and rows.last is not None:
@@ -131,11 +133,13 @@ class Builder:
                 if wide > 1:
                     single = If(E.eq(E.mod(panel, wide), 0), (single,))
                 inner = [If(E.lt(FEW_ROWS, rows.count), tuple(inner), (single,))]
-            if rows.number.op == "var" and len(choices) > 1:
-                inner = [For(rows.number, rows.number.args[0], tuple(inner))]
-            body += inner
-        if len(choices) == 1 and choices[0].number.op == "var":
-            parallel.append(choices[0].number)
+            bodies.append((rows.until, inner))
+        number = choices[-1].number
+        body = bodies[-1][1]
+        for until, inner in bodies[-2::-1]:
+            body = [If(E.lt(number, until), tuple(inner), tuple(body))]
+        if number.op == "var":
+            parallel.append(number)
         return tuple(parallel), body
 
     def _wide(self, panel: Expr) -> int:
@@ -171,19 +175,22 @@ class Builder:
             return rows[:-1], [Rows(t, {last: t * tile}, (0,) * tile, last, count=count)]
         lines = static(rows[-2].args[0]) if len(rows) > 1 else None
         across = self._line_step(rows[-2]) if len(rows) > 1 else None
-        choices = []
-        if size <= tile // 2 and lines is not None and lines > 1 and across is not None:
-            for start, times, height in balanced(lines, max(tile // size, 1)):
-                t = E.const(0) if times == 1 else E.var(times, "y")
-                offsets = tuple(y * across + x * along for y in range(height) for x in range(size))
-                at = {rows[-2]: t * height + start, last: E.const(0)}
-                choices.append(Rows(t, at, offsets, last, rows[-2], size))
-            return rows[:-2], choices
-        for start, times, width in balanced(size, tile):
-            t = E.const(0) if times == 1 else E.var(times, "x")
-            offsets = tuple(x * along for x in range(width))
-            choices.append(Rows(t, {last: t * width + start}, offsets, last))
-        return rows[:-1], choices
+        several = size <= tile // 2 and lines is not None and lines > 1 and across is not None
+        cuts = balanced(lines or 0, max(tile // size, 1)) if several else balanced(size, tile)
+        total = sum(times for _, times, _ in cuts)
+        t = E.const(0) if total == 1 else E.var(total, "y" if several else "x")
+        choices, done = [], 0
+        for start, times, length in cuts:
+            first = (t - done) * length + start
+            done += times
+            if several:
+                offsets = tuple(y * (across or 0) + x * along for y in range(length) for x in range(size))
+                at = {rows[-2]: first, last: E.const(0)}
+                choices.append(Rows(t, at, offsets, last, rows[-2], size, until=done))
+            else:
+                offsets = tuple(x * along for x in range(length))
+                choices.append(Rows(t, {last: first}, offsets, last, until=done))
+        return rows[:-2] if several else rows[:-1], choices
 
     def _joined(self, rows: list[Expr]) -> list[Expr]:
         """Row variables, neighbours made one where every address allows it; fills `mapping`."""

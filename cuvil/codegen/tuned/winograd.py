@@ -209,7 +209,7 @@ class _Builder:
         self.lines = [-(-c.inputs // BLOCK) * self.tiles, self.share * self.tiles * self.lanes // BLOCK]
         self.lines = [n | 1 for n in self.lines]  # positions must not all fall on the same lines of a cache
         self.scratch = [
-            Value(f"{c.value.name}.{what}", "float32", (slots, *map(E.const, (self.positions, n, BLOCK))))
+            Value(f"{c.value.name}.{what}", "float32", (slots, E.const(self.positions * n), E.const(BLOCK)))
             for what, n in zip(("tiles", "sums"), self.lines)
         ]
 
@@ -243,7 +243,7 @@ class _Builder:
         start = [E.substitute(i, zero) for i in start]
         start[1] = start[1] + block * BLOCK
         kernel = transforms.InputTransform(m, self.shapes.width, c.line, self.lines[0] * BLOCK)
-        to = (self.slot, E.const(0), block * self.tiles + row * self.columns, E.const(0))
+        to = (self.slot, block * self.tiles + row * self.columns, E.const(0))
         read, written = (self.columns * n * BLOCK for n in ((m + 2) * m, self.positions))
         micro = Micro(
             kernel,
@@ -277,8 +277,9 @@ class _Builder:
                     vectors=c.vectors, width=self.shapes.width, ahead=ahead, pitch=c.pitch, apart=apart,
                     adds=first > 0,
                 )  # fmt: skip
-                read = (self.slot, position, first // BLOCK * self.tiles + tile, zero)
-                written = (self.slot, position, (item * self.tiles + tile) * (self.lanes // BLOCK), zero)
+                source = position * self.lines[0] + first // BLOCK * self.tiles + tile
+                target = position * self.lines[1] + (item * self.tiles + tile) * (self.lanes // BLOCK)
+                read, written = (self.slot, source, zero), (self.slot, target, zero)
                 micro: Stmt = Micro(
                     kernel,
                     ((self.scratch[0], read), (c.panel, (position, E.const(first), column))),
@@ -301,7 +302,7 @@ class _Builder:
         acc = Value("acc", "float32", (E.const(m * m), E.const(BLOCK)))
         kernel = transforms.OutputTransform(m, self.shapes.width, self.lines[1] * BLOCK)
         tile = item * self.tiles + row * self.columns + column
-        source = (self.slot, E.const(0), tile * (self.lanes // BLOCK) + strip, E.const(0))
+        source = (self.slot, tile * (self.lanes // BLOCK) + strip, E.const(0))
         micro = Micro(
             kernel,
             ((self.scratch[1], source),),
