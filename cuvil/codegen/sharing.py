@@ -88,6 +88,10 @@ class _Plan:
         self.others = 1 - 1 / threads
         self.one = {n: E.const(1) for n in _batch(schedule.program)}
         self.owner: dict[Value, str] = {}
+        self.readers: dict[Value, list[Kernel]] = {}
+        for kernel in schedule.kernels:
+            for v in _read(kernel):
+                self.readers.setdefault(self.storage.root(v), []).append(kernel)
 
     def wrote(self, kernel: Kernel, how: str) -> None:
         """Kernel's results are now where threads computed them."""
@@ -98,7 +102,7 @@ class _Plan:
     def choose(self, f: Function) -> tuple[Cut | None, float]:
         """How a kernel is shared, None for not at all, and the microseconds that this saves."""
         work, stream = self._work(f.kernel)
-        alone = max(work, stream) + self._moved(f.kernel, ONE)
+        alone = max(work, stream) + self._moved(f.kernel, ONE) + self._given(f.kernel)
         best, how, chosen = alone, ONE, None
         for option, cut in self._cuts(f):
             count = static(E.substitute(cut.rows, self.one))
@@ -109,6 +113,15 @@ class _Plan:
                 best, how, chosen = time, option, cut
         self.wrote(f.kernel, how)
         return chosen, MIN_SAVED if work == float("inf") else alone - best
+
+    def _given(self, kernel: Kernel) -> float:
+        """Microseconds in which the other threads will get what the calling one has written for a kernel that
+        is worth sharing."""
+        written = {self.storage.root(v) for v in kernel.writes if v.definition is not None}
+        readers = (k for v in written for k in self.readers.get(v, ()) if k is not kernel)
+        if not any(max(self._work(k)) * self.others > 2 * FORK for k in readers):
+            return 0.0
+        return sum(self._bytes(v) for v in written) / self.threads / REMOTE
 
     def _cuts(self, f: Function) -> Iterator[tuple[str, Cut]]:
         """The ways in which threads can share a kernel."""
@@ -162,9 +175,12 @@ class _Plan:
                 part = 1.0 if whole else 1 / self.threads
             else:
                 part = self.others if whole or how == ONE else self.others / self.threads
-            size = static(E.substitute(elements(v.shape), self.one)) or 0
-            total += part * size * E.numpy_dtype(v.dtype).itemsize
+            total += part * self._bytes(v)
         return total / REMOTE
+
+    def _bytes(self, v: Value) -> int:
+        size = static(E.substitute(elements(v.shape), self.one)) or 0
+        return size * E.numpy_dtype(v.dtype).itemsize
 
 
 def _batch(program: Program) -> set[Expr]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from cuvil.ir.expr import product
 from cuvil.ir.primitives import (
     Constant,
     Input,
@@ -174,6 +175,10 @@ class Grouper:
             inner = static(elements(v.shape[shared:]))
             if shared < v.rank - 1 and (inner is None or inner > MAX_SLICE):
                 return 0
+            if isinstance(v.definition, Reduce) and inner != 1 and len(members) > 1:
+                summed = static(elements(v.shape[shared:]) * product(r.args[0] for r in v.definition.reduced))
+                if summed is not None and summed > MAX_SLICE:
+                    return 0  # its sums alone are a kernel's work, best done over its own axes
         if any(v.shape[:shared] != second.anchor.shape[:shared] for v in members):
             return 0
         if self._path_between(first, second):

@@ -17,7 +17,7 @@ from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr
 from cuvil.ir.loops import Accumulate, Declare, Kernel, Micro, Stmt, Store, expressions, walk
 from cuvil.ir.primitives import Constant, Input, Program, Value, elements, operands, static
-from cuvil.schedule import memory, nest, onehot, strips
+from cuvil.schedule import memory, nest, onehot, ranges, strips
 from cuvil.schedule.fuse import fuse
 from cuvil.schedule.group import Group, Grouper, internal
 from cuvil.schedule.guards import guard
@@ -110,6 +110,7 @@ def schedule(program: Program, tuner: Tuner | None = None) -> Schedule:
         tuner.prepare(program, storage, placer)
     result = Schedule(program, storage, staged=tuner is not None and tuner.staged)
     kernels, result.strips = build_kernels(program, storage, placer, tuner)
+    kernels = [ranges.cut(k) for k in kernels]
     result.kernels = guard(kernels, storage, {storage.root(v) for v in program.pinned})
     pack_constants(result)
     plan_memory(result)

@@ -157,17 +157,17 @@ class _Builder(contract.Builder):
             return False
         axes = self._axes(rows)
         areas: list[Area] = []
+        shared: list[Area] = []
         if axes is not None:
             areas, self.outer = self._windows(axes), [r for r in rows if all(r is not a.row for a in axes)]
+            shared = areas
         elif not self.taps and self.row_step(rows[-1]) is not None:
             self.outer, self.run_row = rows[:-1], rows[-1]
-            areas = self._runs(static(self.run_row.args[0]))
+            areas, shared = self._runs(1), self._runs(self.threads)
         if not areas:
             return False
-        self.area, self.cuts = min(
-            ((a, 1) for a in areas), key=lambda choice: self._time(choice[0], choice[1], 1)
-        )
-        alone = self._time(self.area, self.cuts, 1)
+        alone, self.area = min(((self._time(a, 1, 1), a) for a in areas), key=lambda choice: choice[0])
+        self.cuts = 1
         k = math.prod(static(r.args[0]) or 1 for r in c.k)
         vectors = self._positions(self.area) * -(-self.columns // BLOCK) * k / 2 * _VECTOR
         if alone * MIN_GAIN >= vectors:
@@ -176,10 +176,8 @@ class _Builder(contract.Builder):
         if self.open:
             self.cuts = most
         elif self.threads > 1 and alone > _SHARED:
-            choices = itertools.product(areas, range(1, most + 1))
-            self.area, self.cuts = min(
-                choices, key=lambda choice: self._time(choice[0], choice[1], self.threads)
-            )
+            ways = [(a, cuts) for a in shared for cuts in range(1, most + 1)]
+            self.area, self.cuts = min(ways, key=lambda way: self._time(way[0], way[1], self.threads))
         return True
 
     def _axes(self, rows: list[Expr]) -> tuple[Axis, Axis] | None:
@@ -249,16 +247,17 @@ class _Builder(contract.Builder):
         written = (step(self.storage, E.load(v, self.d.axes), row) for v in values)
         return self._line_step(row) is None or None in written
 
-    def _runs(self, count: int | None) -> list[Area]:
-        """The strips of a run of `count` rows: as long as the cache allows, and shorter ones for threads."""
-        most = max(min(self.cache // 8 // (self.pairs * 3 * 64), LONGEST), LONG)
+    def _runs(self, threads: int) -> list[Area]:
+        """The strips of a run of rows: as long as the cache allows, and for threads any shorter ones."""
+        count, part = static(self.run_row.args[0]), 8 if threads == 1 else 2
+        most = max(min(self.cache // part // (self.pairs * 3 * 64), LONGEST), LONG)
         if count is None:
             most = -(-most // POSITIONS) * POSITIONS
             return [Area(None, most, most)]
         if count < MIN_POSITIONS:
             return []
         fewest = -(-count // most)
-        more = max(MOST_UNITS * self.threads, fewest) if self.threads > 1 else fewest
+        more = max(MOST_UNITS * threads, fewest) if threads > 1 else fewest
         sizes = (-(-count // n // POSITIONS) * POSITIONS for n in range(fewest, more + 1))
         return [Area(None, size, size) for size in dict.fromkeys(sizes)]
 

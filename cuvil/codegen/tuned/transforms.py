@@ -95,7 +95,7 @@ class InputTransform:
         cv_idx line = {self.line};
         if (height < {n} || width < {n}) {{
             __builtin_memset(edge, 0, sizeof edge);
-            for (cv_idx y = 0; y < {n} && y < height; y++)
+            for (cv_idx y = 0; y < {n} && y < height && width > 0; y++)
                 __builtin_memcpy(edge + y * {n * BLOCK}, d + y * {self.line},
                                  (size_t)(width < {n} ? width : {n}) * {BLOCK * 4});
             source = edge;

@@ -232,10 +232,12 @@ class _Builder:
         return replace(kernel, reads=(*kernel.reads, c.panel), slot=self.slot)
 
     def _inputs(self) -> Stmt:
-        """The inputs of the block, transformed."""
+        """The inputs of the block, transformed; zeros for tiles that it lacks, as they are multiplied with the
+        others, and what happens to lie there may be slow to compute with."""
         c, m = self.c, self.c.m
-        block, row = E.var(-(-c.inputs // BLOCK), "k"), E.var(self.row_count, "r")
-        y, x = (self.block_row * self.rows + row) * m, self.block_column * (self.columns * m)
+        block, row = E.var(-(-c.inputs // BLOCK), "k"), E.var(self.rows, "r")
+        number, x = self.block_row * self.rows + row, self.block_column * (self.columns * m)
+        below, y = number * m, E.minimum(number, self.down - 1) * m
         axes = c.value.definition.axes if isinstance(c.value.definition, Reduce) else ()
         at = dict(zip(axes, (self.image, E.const(0), y, x)))
         start = [E.substitute(i, at) for i in c.source.args]
@@ -249,7 +251,7 @@ class _Builder:
             kernel,
             ((c.source.attr, tuple(start)),),
             (self.scratch[0], to),
-            (self.column_count, c.height + 2 - y, c.width + 2 - x),
+            (E.const(self.columns), c.height + 2 - below, c.width + 2 - x),
             E.const(8 * written),
             (read, written),
         )
