@@ -167,6 +167,7 @@ class Target:
                 "zig": self.triple.zig,
                 "gnu": self.triple.gnu,
                 "toolchain": _plain(self.toolchain),
+                "threaded": any(d.threads > 1 for d in chosen),
                 "devices": {d.name: self._flags(d) for d in chosen},
             }
         raise ValueError(f"unknown stage {stage!r}; {one_of(STAGES)}")

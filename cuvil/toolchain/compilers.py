@@ -93,6 +93,7 @@ class Options:
             so that every compiler gives the same bits.
         sanitize: of `SANITIZERS`; gcc and clang only. The program stops at the first finding.
         strip: leave the symbols that are not exported out of linked outputs.
+        resident: shared libraries stay in memory when closed, as those with threads of their own must.
         flags: further compiler flags, last.
 
     Raises:
@@ -103,6 +104,7 @@ class Options:
     contract: Literal["fast", "off"] = "fast"
     sanitize: tuple[str, ...] = ()
     strip: bool = True
+    resident: bool = False
     flags: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -139,7 +141,7 @@ class Compiler:
             "compiler": self.version,
             "machine": self.machine.identity(),
             "compile": list(self.flags(options)),
-            "link": list(self._link_flags(options)),
+            "link": [*self._link_flags(options), *self._shared_flags(options)],
         }
 
     def flags(self, options: Options = Options(), *, assembly: bool = False) -> tuple[str, ...]:
@@ -241,13 +243,11 @@ class Compiler:
             library: the file to write.
             soname: the name that programs will ask for; the file's name by default.
             libs: system libraries without ``lib`` (``m``); recorded only where they are needed.
-            options: `sanitize` and `strip` matter.
+            options: `sanitize`, `strip` and `resident` matter.
         """
         if self.machine.os == "freestanding":
             raise ToolchainError("has no shared libraries, use the static one", self.machine.triple)
-        extra = ["-shared", f"-Wl,-soname,{soname or Path(library).name}"]
-        if not (options.sanitize and self.family == "clang"):  # clang leaves the sanitizer to the program
-            extra.append("-Wl,-z,defs")
+        extra = [f"-Wl,-soname,{soname or Path(library).name}", *self._shared_flags(options)]
         self._link(objects, library, extra, libs, options)
 
     def link_executable(
@@ -288,6 +288,11 @@ class Compiler:
         sanitize = [f"-fsanitize={','.join(options.sanitize)}"] if options.sanitize else []
         strip = ["-s"] if options.strip and not options.sanitize else []
         return (*self._machine_flags(baseline=True), *_LINK_FLAGS, *sanitize, *strip)
+
+    def _shared_flags(self, options: Options) -> tuple[str, ...]:
+        by_program = bool(options.sanitize) and self.family == "clang"  # which then brings the sanitizer
+        complete = () if by_program else ("-Wl,-z,defs",)
+        return ("-shared", *complete, *(["-Wl,-z,nodelete"] if options.resident else []))
 
     def _machine_flags(self, *, baseline: bool) -> tuple[str, ...]:
         """Target and CPU; `baseline`, for linking, has zig build one C library a triple, not one a CPU."""

@@ -28,7 +28,11 @@ def compiler(
 def options(target: Mapping[str, Any]) -> compilers.Options:
     """Compiler options of the ``cc`` slice."""
     chain = target["toolchain"]
-    return compilers.Options(opt_level=chain["optimization"].removeprefix("O"), flags=tuple(chain["flags"]))
+    return compilers.Options(
+        opt_level=chain["optimization"].removeprefix("O"),
+        resident=target["threaded"],
+        flags=tuple(chain["flags"]),
+    )
 
 
 def isa_levels(target: Mapping[str, Any], device: str) -> tuple[str, ...]:

@@ -334,6 +334,34 @@ def test_stack_is_bounded(tmp_path: Path) -> None:
     assert max(int(size) for _, size, _ in usage) <= MAX_FRAME
 
 
+# --- closing the library ---------------------------------------------------------------------------------
+
+_CLOSE = """
+import _ctypes, ctypes, os, sys, time
+library = ctypes.CDLL(sys.argv[1])
+x, y = ((ctypes.c_float * int(n))() for n in sys.argv[2:])
+before = len(os.listdir("/proc/self/task"))
+assert library.infer(x, y) == 0
+print(len(os.listdir("/proc/self/task")) - before)
+_ctypes.dlclose(library._handle)
+time.sleep(0.05)  # workers look for work, and go to sleep
+print("alive")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_library_may_be_closed_after_a_call(threads: int, tmp_path: Path) -> None:
+    """Its threads, which live as long as the process, keep their code."""
+    net = Net("closed", 1)
+    net.output(net.op("Relu", net.conv(net.input("x", [1, 16, 48, 48]), 16, 32, 3)), "y", [1, 32, 48, 48])
+    compiled(net.model(), tmp_path, threads)
+    library = tmp_path / f"out{threads}" / "libnet.so"
+    command = [sys.executable, "-c", _CLOSE, str(library), str(16 * 48 * 48), str(32 * 48 * 48)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.split()) == (0, [str(threads - 1), "alive"])
+
+
 # --- the same bytes ----------------------------------------------------------------------------------------
 
 _COMPILE = """

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import _ctypes
 import ctypes
 import os
 import shutil
@@ -58,6 +59,21 @@ def test_library_computes(family: str, sources: Path, tmp_path: Path) -> None:
     assert symbols.defined(shared) == {"dot", "root", "weight", "source", "header"}
     assert [i.name for i in symbols.read(archive)] == ["library.c.o", "weights.S.o"]
     assert set(os.listdir(tmp_path / "out")) == {"library.c.o", "weights.S.o", "libsample.a", "libsample.so"}
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the system does not say what is mapped")
+@pytest.mark.parametrize("resident", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_resident_library_stays_when_it_is_closed(
+    family: str, resident: bool, sources: Path, tmp_path: Path
+) -> None:
+    compiler, options = require(family, BASELINE), Options(resident=resident)
+    _, shared = build(compiler, sources, tmp_path / "out", options)
+    library = ctypes.CDLL(str(shared))
+    assert library.weight(0) == 110 and str(shared) in Path("/proc/self/maps").read_text()
+    _ctypes.dlclose(library._handle)
+    assert (str(shared) in Path("/proc/self/maps").read_text()) == resident
+    assert ("-Wl,-z,nodelete" in str(compiler.identity(options))) == resident
 
 
 @pytest.mark.parametrize("family", FAMILIES)
