@@ -12,6 +12,9 @@ stays re-entrant.  A thread's number tells a kernel which part of its scratch me
 caller's is 0, for its workspace is its own.  Every point is computed by the same code whoever takes it, so
 results do not depend on the number of threads.
 
+A worker takes no signals of the process, whose handlers belong to threads of the application; those of its
+own faults it does.  Where one cannot be created, there are only those before it.
+
 On Linux workers stay away from the processor on which the caller runs: a thread that wakes is otherwise
 often put on its waker's, and waits there.  A caller that waited in vain for threads which had no processor
 works alone for a while.
@@ -36,6 +39,7 @@ time and at most."""
 _POOL = """
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <time.h>
 #include <unistd.h>
 #define CV_THREADS %(threads)d
@@ -54,7 +58,7 @@ static struct {
     cv_idx outer, rows, row; /* points are outer x rows x row; rows are shared */
     cv_idx units, each, rest; /* each unit has so many rows, the first `rest` one more */
     int64_t alone, period; /* the caller works alone until then, for so long */
-    int started, process; /* the one that has the workers: a forked one has none */
+    int started, workers, process; /* the one that has the workers: a forked one has none */
     int taken CV_LINE; /* by a caller */
     unsigned done CV_LINE; /* units */
     unsigned epoch CV_LINE; /* changes when there is work */
@@ -96,7 +100,7 @@ static void cv_part(void) { /* the owner: keep the workers off this processor, w
     for (size_t i = 0; i < 1024 / CV_WORD; i++) any |= others[i];
     if (any == 0 || cv_pool.process != (int)getpid()) return;
     int moved = 1;
-    for (int i = 1; i < CV_THREADS; i++) {
+    for (int i = 1; i <= cv_pool.workers; i++) {
         const int thread = __atomic_load_n(&cv_thread[i], __ATOMIC_ACQUIRE);
         moved &= thread != 0 && cv_setaffinity(thread, sizeof others, others) == 0;
     }
@@ -181,14 +185,23 @@ static void *cv_worker(void *slot) {
 static void cv_start(void) {
     cv_pool.started = 1;
     cv_pool.process = (int)getpid();
+    sigset_t callers, blocked; /* a worker begins with the signals blocked that are now */
+    sigfillset(&blocked);
+    sigdelset(&blocked, SIGSEGV);
+    sigdelset(&blocked, SIGBUS);
+    sigdelset(&blocked, SIGILL);
+    sigdelset(&blocked, SIGFPE);
+    pthread_attr_t attributes;
+    if (pthread_attr_init(&attributes) != 0) return;
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    pthread_sigmask(SIG_SETMASK, &blocked, &callers);
     for (int i = 1; i < CV_THREADS; i++) {
         pthread_t thread;
-        pthread_attr_t attributes;
-        pthread_attr_init(&attributes);
-        pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-        pthread_create(&thread, &attributes, cv_worker, (void *)(intptr_t)i);
-        pthread_attr_destroy(&attributes);
+        if (pthread_create(&thread, &attributes, cv_worker, (void *)(intptr_t)i) != 0) break;
+        cv_pool.workers = i;
     }
+    pthread_sigmask(SIG_SETMASK, &callers, NULL);
+    pthread_attr_destroy(&attributes);
 }
 
 static int cv_take(void) { /* 1: the pool is the caller's, and its threads are worth asking */

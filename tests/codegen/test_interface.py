@@ -258,7 +258,8 @@ MEMORY = {"memcpy", "memset", "memmove"}
 
 POOL = {
     "clock_gettime", "getpid", "pthread_attr_destroy", "pthread_attr_init", "pthread_attr_setdetachstate",
-    "pthread_create", "sched_getaffinity", "sched_getcpu", "sched_setaffinity", "sched_yield", "syscall",
+    "pthread_create", "pthread_sigmask", "sched_getaffinity", "sched_getcpu", "sched_setaffinity",
+    "sched_yield", "sigdelset", "sigfillset", "syscall",
 }  # fmt: skip
 
 

@@ -3,6 +3,7 @@ of one thread."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -18,15 +19,16 @@ from cuvil.codegen.c import PRELUDE
 from cuvil.schedule.plan import workspace_bytes
 from cuvil.toolchain.compilers import Options
 
+ASKS = (f"if (now - since < {pool.LOST} ||", "if (1 ||")
 FUTEX = ("#ifdef SYS_futex\n", "#if 0\n")
-NO_WORKER = ("pthread_create(&thread", "(void)(cv_worker, &thread")
+NO_WORKER = ("pthread_create(&thread", "1 || pthread_create(&thread")
 NOT_LINUX = ("#ifdef __linux__", "#if 0")
 SLOW_LOCK = (
     "    while (__atomic_load_n(&cv_pool.epoch, __ATOMIC_SEQ_CST) == epoch)\n",
     "    usleep(50000);\n    while (__atomic_load_n(&cv_pool.epoch, __ATOMIC_SEQ_CST) == epoch)\n",
 )
-"""What is changed in the pool's text: no futex, no worker starts, a system that is not Linux, and workers
-that hold the mutex for long when they go to sleep."""
+"""What is changed in the pool's text: a caller never works alone for a while, no futex, no worker starts, a
+system that is not Linux, and workers that hold the mutex for long when they go to sleep."""
 
 
 def built(
@@ -187,7 +189,7 @@ int main(void) {
 def test_any_number_of_rows(threads: int, changes: list[tuple[str, str]], units: int, tmp_path: Path) -> None:
     """Fewer rows than threads or units, as many, and more; one row is not shared, two are two units."""
     limit = 3 * units + 2 if units < 100 else 3
-    words = run(built(tmp_path, threads, f"#define LIMIT {limit}\n{_SWEEP}", (), *changes))
+    words = run(built(tmp_path, threads, f"#define LIMIT {limit}\n{_SWEEP}", (), ASKS, *changes))
     assert words == [str(units), "1", "14"]
 
 
@@ -301,6 +303,90 @@ int main(void) {
 @pytest.mark.parametrize("changes", [[], [FUTEX, SLOW_LOCK]], ids=["futex", "mutex"])
 def test_a_forked_process_computes_alone(changes: list[tuple[str, str]], tmp_path: Path) -> None:
     assert run(built(tmp_path, 3, _FORKS, (), *changes)) == ["forked"]
+
+
+# --- workers --------------------------------------------------------------------------------------------
+
+_COUNTED = [
+    ("static int cv_apart", "static int tries, cv_apart"),
+    ("        moved &=", "        tries++;\n        moved &="),
+]
+_SOME_WORKERS = """
+#include <stdio.h>
+int main(void) {
+    cv_wake();
+    for (int i = 1; i <= WORKERS; i++)
+        while (!__atomic_load_n(&cv_thread[i], __ATOMIC_ACQUIRE)) sched_yield();
+    tries = 0;
+    for (int i = 0; i < 100; i++) cv_wake();
+    for (int i = WORKERS + 1; i < CV_THREADS; i++)
+        if (cv_thread[i] != 0) return 1;
+    printf("%d\\n", tries);
+    return 0;
+}
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="workers keep off a processor on Linux")
+@pytest.mark.parametrize("workers", [3, 2, 0])
+def test_workers_are_moved_once_whether_or_not_all_started(workers: int, tmp_path: Path) -> None:
+    """While the caller stays on its processor, here one of ours; of the threads after one that cannot be
+    created there is none."""
+    cpu = min(os.sched_getaffinity(0))
+    stays = ("const int cpu = cv_getcpu();", f"const int cpu = {cpu};")
+    fails = ("pthread_create(&thread", f"i > {workers} || pthread_create(&thread")
+    program = f"#define WORKERS {workers}\n{_SOME_WORKERS}"
+    [tries] = run(built(tmp_path, 4, program, (), stays, fails, *_COUNTED))
+    assert int(tries) <= workers
+
+
+_SIGNALS = """
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+static pthread_t of_main;
+static int in_main, elsewhere, helped;
+static void handler(int number) {
+    (void)number;
+    __atomic_fetch_add(pthread_equal(pthread_self(), of_main) ? &in_main : &elsewhere, 1, __ATOMIC_SEQ_CST);
+}
+static void task(const void *arguments, cv_idx slot, cv_idx lo, cv_idx hi) {
+    (void)arguments, (void)lo, (void)hi;
+    for (volatile int k = 0; k < 20000; k++) {}
+    if (slot == 0) return;
+    sigset_t mask;
+    pthread_sigmask(SIG_SETMASK, NULL, &mask);
+    if (!sigismember(&mask, SIGTERM) || !sigismember(&mask, SIGPROF) || sigismember(&mask, SIGSEGV)) abort();
+    __atomic_store_n(&helped, 1, __ATOMIC_RELAXED);
+}
+int main(void) {
+    sigset_t mask, after;
+    of_main = pthread_self();
+    signal(SIGUSR1, handler);
+    sigemptyset(&mask);
+    sigaddset(&mask, SIGUSR1);
+    pthread_sigmask(SIG_SETMASK, &mask, NULL);
+    while (!__atomic_load_n(&helped, __ATOMIC_RELAXED)) cv_parallel(task, NULL, 1, 64, 1), cv_wake();
+    for (int i = 0; i < 20; i++) {
+        kill(getpid(), SIGUSR1); /* to any thread that takes it */
+        cv_parallel(task, NULL, 1, 64, 1);
+    }
+    pthread_sigmask(SIG_SETMASK, NULL, &after);
+    for (int i = 1; i < 32; i++)
+        if (sigismember(&after, i) != sigismember(&mask, i)) return 1;
+    printf("%d %d ", in_main, elsewhere);
+    sigemptyset(&mask);
+    pthread_sigmask(SIG_SETMASK, &mask, NULL);
+    printf("%d %d\\n", in_main, elsewhere);
+    return 0;
+}
+"""
+
+
+def test_signals_are_left_to_the_application(tmp_path: Path) -> None:
+    """A signal that the caller blocks stays pending, and the caller's mask is what it was."""
+    assert run(built(tmp_path, 3, _SIGNALS)) == ["0", "0", "1", "0"]
 
 
 # --- libraries ----------------------------------------------------------------------------------------
