@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from zoo.net import Net, f32
 
 import cuvil
 from cuvil import artefacts, stages
@@ -74,6 +75,20 @@ def build(model: Path, name: str, io_format: str = "nchw", **options: object) ->
     session = cuvil.compile(model, output=folder, io_format=io_format, **options)  # type: ignore[arg-type]
     assert session.target is not None
     return Subject(artefacts.layout(folder, "net", session.target), session.target, model, None, io_format)
+
+
+@pytest.fixture(scope="module")
+def sized(tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    """Of x [N, 3]: where it is positive, twice what it is there, and x in the shape that is an input."""
+    net = Net("sized", 1)
+    x = net.input("x", ["N", 3])
+    chosen = net.op("Greater", x, f32(0))
+    net.output(net.op("NonZero", chosen), "where", [2, "K"], TensorProto.INT64)
+    net.output(net.op("Compress", net.op("Add", x, x), net.reshape(chosen, -1)), "values", ["K"])
+    net.output(net.op("Reshape", x, net.input("to", [2], TensorProto.INT64)), "turned", ["A", "B"])
+    path = tmp_path_factory.mktemp("sized") / "net.onnx"
+    onnx.save(net.model(), path)
+    return build(path, "out")
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +190,25 @@ class TestForeignRunner:
     def test_verify_a_target_that_is_not_called_host(self, open_sizes: Subject, data: Path) -> None:
         found = verify.verify(replace(open_sizes, data=data, target=replace(open_sizes.target, name="mine")))
         assert (found.samples, found.accuracy, found.good, found.notes) == (7, 6 / 7, True, ())
+
+    def test_sizes_that_the_data_decide(self, sized: Subject) -> None:
+        rows = [[1, -2, 3]], [[-1, -2, -3]], [[4, 5, 6], [0, 0, 7]]
+        feeds = [{"x": np.array(x, np.float32), "to": np.array([3, len(x)], np.int64)} for x in rows]
+        outputs, _ = ForeignRunner(sized.out, sized.target).run(feeds)
+        assert [values.size for _, values, _ in outputs] == [2, 0, 4]
+        for (where, values, turned), feed in zip(outputs, feeds):
+            x = feed["x"]
+            np.testing.assert_array_equal(where, np.argwhere(x > 0).T)
+            np.testing.assert_array_equal(values, 2 * x[x > 0])
+            np.testing.assert_array_equal(turned, x.reshape(feed["to"]))
+        session = cuvil.Session(sized.out.libraries[1], sized.out.interface["json"])  # type: ignore[operator]
+        for ours, theirs in zip(outputs[0], session.run(None, feeds[0])):
+            np.testing.assert_array_equal(ours, theirs)
+
+    def test_an_error_of_the_library_is_reported(self, sized: Subject) -> None:
+        feed = {"x": np.zeros((1, 3), np.float32), "to": np.array([2, 2], np.int64)}
+        with pytest.raises(CuvilError, match=r"^net: the library returned error 5$"):
+            ForeignRunner(sized.out, sized.target).run([feed])
 
     @pytest.mark.slow  # zig builds the C library of the target at the first link, up to a minute
     def test_under_qemu(self, model: Path, data: Path, tmp_path: Path) -> None:
