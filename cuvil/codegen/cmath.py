@@ -30,10 +30,11 @@ static inline float cv_trunc_f32(float x) { return __builtin_truncf(x); }
 static inline float cv_round_f32(float x) {
     float magic = cv_float((cv_bits(x) & INT32_MIN) | 0x4b000000);
     float r = (x + magic) - magic;
+    r = cv_float(cv_bits(r) | (cv_bits(x) & INT32_MIN)); /* -0 where x is negative, or -0 */
     return __builtin_fabsf(x) < 8388608.0f ? r : x;
 }
 static inline float cv_floor_f32(float x) { float r = cv_round_f32(x); return r > x ? r - 1.0f : r; }
-static inline float cv_ceil_f32(float x) { float r = cv_round_f32(x); return r < x ? r + 1.0f : r; }
+static inline float cv_ceil_f32(float x) { return -cv_floor_f32(-x); }
 static inline float cv_trunc_f32(float x) {
     float a = __builtin_fabsf(x), r = cv_round_f32(a);
     r = r > a ? r - 1.0f : r;

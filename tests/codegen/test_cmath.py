@@ -116,6 +116,9 @@ def test_float32_functions(name: str, library: ctypes.CDLL) -> None:
     worst = int(error.argmax())
     print(f"{name}: {error[worst]:.2f} ulp at {x[worst]!r}")
     assert error[worst] <= allowed, f"{name}({x[worst]!r}) is {y[worst]!r}"
+    if function in (np.floor, np.ceil, np.trunc, np.rint):
+        other = (np.signbit(y) != np.signbit(wanted)) & ~np.isnan(x)
+        assert not other.any(), f"{name}({x[other][0]!r}) is {y[other][0]!r}"
 
 
 def test_every_function_is_tested() -> None:

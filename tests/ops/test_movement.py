@@ -49,3 +49,21 @@ def results() -> dict[str, list[Array]]:
 def test_agrees_with_onnxruntime(name: str, kind: str, results: dict[str, list[Array]]) -> None:
     for got, want in zip(results[f"{kind} {name}"], reference(*case(name)), strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+def test_indices_outside_are_taken_for_the_nearest_inside() -> None:
+    """As docs/abi.md says; onnxruntime refuses them."""
+    at = np.array([-END, -7, -6, -1, 0, 5, 6, END])
+    inside = np.array([0, 0, 0, 5, 0, 5, 5, 5])
+    feeds: dict[str, Array] = {"x": X, "i": at}
+    places = {"x": X, "i": at.reshape(4, 2), "u": np.full((4, 2), 7, np.float32)}
+    found = native.outputs(
+        {
+            "gather": (model([node("Gather", "x i", axis=1)], feeds, ["y"]), feeds),
+            "scatter": (model([node("ScatterElements", "x i u", axis=1)], places, ["y"]), places),
+        }
+    )
+    np.testing.assert_array_equal(found["gather"][0], X[:, inside])
+    want = X.copy()
+    np.put_along_axis(want, inside.reshape(4, 2), 7, 1)
+    np.testing.assert_array_equal(found["scatter"][0], want)
