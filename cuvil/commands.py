@@ -357,7 +357,7 @@ def report(job: Job, progress: Progress | None = None) -> dict[str, Any]:
                 for i, node in enumerate(graph.nodes)
             ],
             "arenas": arenas,
-            "workspace_bytes": _json(out.interface["json"])["workspace_bytes"],
+            **{key: _json(out.interface["json"])[key] for key in ("workspace_bytes", "prepared_bytes")},
             "weights_bytes": sum(out.generated(d)["bin"].stat().st_size for d in out.devices),
             "notes": _cost_notes(work),
         }
@@ -468,7 +468,8 @@ def _contents(out: Layout, target: Target) -> dict[str, Any]:
         device["kernels"] = sum(len(s["kernels"]) for s in plans[device["name"]]["segments"])
         device["arithmetic"] = "int8" if target.mode(device["name"]) == "int8" else "float"
     return {
-        **{key: info[key] for key in ("model", "symbols", "inputs", "outputs", "workspace_bytes")},
+        **{key: info[key] for key in ("model", "symbols", "inputs", "outputs")},
+        **{key: info[key] for key in ("workspace_bytes", "prepared_bytes")},
         "weights_bytes": sum(out.generated(d)["bin"].stat().st_size for d in out.devices),
         "devices": devices,
     }

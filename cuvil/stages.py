@@ -156,8 +156,9 @@ def run_interface(out: Layout, target: Mapping[str, Any]) -> None:
         for d, plan in plans.items()
         if "levels" in plan
     }
+    prepared = sum(plan["prepared_bytes"] for plan in plans.values())
     made = abi.render(
-        out.model, ordered, placed["inputs"], placed["outputs"], placed["tensors"], affinity, levels
+        out.model, ordered, placed["inputs"], placed["outputs"], placed["tensors"], affinity, levels, prepared
     )
     bundles = {key: placed[key] for key in ("input_bundles", "output_bundles")}
     metadata = made.metadata | bundles | {"libm": any(p["libm"] for p in plans.values())}

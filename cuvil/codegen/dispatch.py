@@ -1,9 +1,9 @@
 """A device's code for several instruction sets, and the C file that chooses between them at run time.
 
 Every level has a C file of its own, to be compiled for its instruction set; all share one array of
-constants.  The chooser has the segments' functions under their usual names and forwards each call to
-the best level that the CPU and its operating system can run, found by ``cpuid`` and ``xgetbv`` at the
-first call; neither needs a library.
+constants and, of those that are made at run time, one array that the chooser's file fills.  The chooser has
+the segments' functions under their usual names and forwards each call to the best level that the CPU and its
+operating system can run, found by ``cpuid`` and ``xgetbv`` at the first call; neither needs a library.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def combine(
         stem: prefix of the symbols that the rest of the library calls.
         threads: as in `program.render`.
     """
-    weights = Weights(f"{stem}_weights")
+    weights = Weights(stem)
     made: dict[str, _Level] = {}
     runs: dict[str, str] = {}
     for position in reversed(range(len(levels))):  # the best has its constants in its own order
@@ -134,10 +134,13 @@ def combine(
             for name in levels
         ],
         "weights_bytes": len(data),
+        "prepared_bytes": weights.prepared.bytes,
         "libm": any(x.code.plan["libm"] for x in used),
     }
     sources = {n: made[n].code.source if n in made else _note(stem, n, runs[n]) for n in levels}
     chooser = _chooser([(name, made[runs[name]]) for name in levels], stem, symbols)
+    if weights.definition:
+        chooser += f"\n{weights.declaration}\n{weights.definition}"
     return DeviceCode(chooser, data, weights.symbol if data else "", plan, sources)
 
 

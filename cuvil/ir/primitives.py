@@ -14,7 +14,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 
@@ -38,6 +38,21 @@ class Constant:
     """Known at compile time."""
 
     array: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared(Constant):
+    """A constant that a library does not hold but computes at the start of its first run.
+
+    Attributes:
+        source: the constant that it is computed from.
+        kernel: the micro-kernel that does it (`cuvil.ir.loops.Micro`), called with the addresses of `source`
+            and of the result, and `count`.
+    """
+
+    source: Value
+    kernel: Any
+    count: int
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,6 +29,7 @@ from cuvil.ir.primitives import (
     Input,
     Map,
     Opaque,
+    Prepared,
     Program,
     Reduce,
     Scatter,
@@ -104,6 +105,9 @@ def _definition(v: Value, position: dict[Value, int], symbols: set[Expr]) -> Non
         check(
             d.array.dtype == E.numpy_dtype(v.dtype) or v.dtype == "string", v, f"has data of {d.array.dtype}"
         )
+        if isinstance(d, Prepared):
+            held = isinstance(d.source.definition, Constant) and not isinstance(d.source.definition, Prepared)
+            check(held, v, f"is prepared from {d.source}, which the library does not hold")
         return
     check(d is not None, v, "has no definition")
     for e in definition_loads(v):

@@ -67,12 +67,13 @@ def page(report: Result) -> str:
 
 def _tiles(report: Result) -> str:
     low, high = report["interval_ns"]
-    arena = report["workspace_bytes"]
+    arena, prepared = report["workspace_bytes"], report["prepared_bytes"]
     tiles = [
         (duration(report["latency_ns"]), f"predicted latency ({duration(low)} to {duration(high)})"),
         (f"{amount(sum(k['flops'] for k in report['kernels']))}FLOP", "floating-point operations"),
         (size(sum(k["dram_bytes"] for k in report["kernels"])), "memory traffic"),
         (size(report["weights_bytes"]), "weights"),
+        *([(size(prepared), "weights prepared by the first run")] if prepared else []),
         ("symbolic" if arena is None else size(arena), "working memory"),
         (str(len(report["kernels"])), f"kernels from {len(report['nodes'])} nodes"),
     ]

@@ -13,11 +13,12 @@ Result = Mapping[str, Any]
 
 def compiled(result: Result) -> str:
     """`commands.compile_library`."""
-    arena = result["workspace_bytes"]
+    arena, prepared = result["workspace_bytes"], result["prepared_bytes"]
     rows = [
         ("library", f"{result['library']}  {size(result['library_bytes'])}, {result['triple']}"),
         ("header", result["header"]),
         ("weights", size(result["weights_bytes"])),
+        ("prepared", f"{size(prepared)} of memory, filled by the first run" if prepared else ""),
         ("arena", f"depends on {', '.join(result['symbols'])}" if arena is None else size(arena)),
         *(("device", _device(d)) for d in result["devices"]),
         *(("input", _tensor(t)) for t in result["inputs"]),

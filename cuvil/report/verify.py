@@ -211,6 +211,7 @@ class Sizes:
         code_bytes, constant_bytes, variable_bytes: in memory; weights are constants, the arena of ``infer``
             is a variable.
         weights_bytes: the weights alone.
+        prepared_bytes: variables that hold weights as kernels want them, filled by the first run.
         arena_bytes: workspace of one inference; None where it depends on open sizes.
     """
 
@@ -222,6 +223,7 @@ class Sizes:
     constant_bytes: int
     variable_bytes: int
     weights_bytes: int
+    prepared_bytes: int
     arena_bytes: int | None
 
     def to_json(self) -> dict[str, Any]:
@@ -230,13 +232,14 @@ class Sizes:
 
     def text(self) -> str:
         """The report for a terminal."""
-        weights = text.size(self.weights_bytes)
+        weights, prepared = text.size(self.weights_bytes), text.size(self.prepared_bytes)
+        among = f" and {prepared} of prepared weights" if self.prepared_bytes else ""
         rows = [
             ("model", f"{self.model} [{self.target}]"),
             ("library", f"{self.library}  {text.size(self.library_bytes)}"),
             ("code", text.size(self.code_bytes)),
             ("constants", f"{text.size(self.constant_bytes)}, {weights} of them weights"),
-            ("variables", f"{text.size(self.variable_bytes)}, the arena of infer() among them"),
+            ("variables", f"{text.size(self.variable_bytes)}, the arena of infer(){among} among them"),
             ("arena", _arena_text(self.arena_bytes)),
         ]
         return text.facts(rows)
@@ -370,6 +373,7 @@ def sizes(subject: Subject) -> Sizes:
         constant_bytes=taken.rodata,
         variable_bytes=taken.data + taken.bss,
         weights_bytes=sum(out.generated(d)["bin"].stat().st_size for d in out.devices),
+        prepared_bytes=subject.metadata()["prepared_bytes"],
         arena_bytes=subject.metadata()["workspace_bytes"],
     )
 

@@ -16,7 +16,7 @@ from cuvil.errors import ModelError
 from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr
 from cuvil.ir.loops import Accumulate, Declare, Kernel, Micro, Stmt, Store, expressions, walk
-from cuvil.ir.primitives import Constant, Input, Program, Value, elements, operands, static
+from cuvil.ir.primitives import Constant, Input, Prepared, Program, Value, elements, operands, static
 from cuvil.schedule import memory, nest, onehot, ranges, strips
 from cuvil.schedule.fuse import fuse
 from cuvil.schedule.group import Group, Grouper, internal
@@ -63,6 +63,7 @@ class Schedule:
         storage: layouts and placements.
         constants: root values with their bytes' offsets in the weights, in order.
         weights: the bytes.
+        prepared: root values that the library itself makes of constants, with their bytes of memory.
         arena: byte offset of each root value in the workspace.
         arena_bytes: size of the workspace, an expression of the symbolic sizes.
         lower_bound: bytes that no plan can beat.
@@ -78,6 +79,7 @@ class Schedule:
     kernels: list[Kernel] = field(default_factory=list)
     constants: dict[Value, int] = field(default_factory=dict)
     weights: bytes = b""
+    prepared: dict[Value, int] = field(default_factory=dict)
     arena: dict[Value, Expr] = field(default_factory=dict)
     arena_bytes: Expr = field(default_factory=lambda: E.const(0))
     lower_bound: int = 0
@@ -217,12 +219,17 @@ def constant_bytes(value: Value, layout: Layout) -> bytes:
 
 
 def pack_constants(s: Schedule) -> None:
-    """Lay the constants that kernels read one after the other, in order of first use."""
+    """Lay the constants that kernels read one after the other, in order of first use; in the place of one
+    that the library prepares, what that is made of."""
     chunks: list[bytes] = []
     offset = 0
     seen: dict[bytes, int] = {}
     for kernel in s.kernels:
         for value in roots_of(kernel, s.storage):
+            if isinstance(value.definition, Prepared):
+                size = static(s.storage.elements(value)) or 0
+                s.prepared[value] = memory.aligned(size * E.numpy_dtype(value.dtype).itemsize)
+                value = value.definition.source
             if not isinstance(value.definition, Constant) or value in s.constants:
                 continue
             data = constant_bytes(value, s.storage.layout(value))

@@ -110,6 +110,11 @@ ACCURACIES = ("default", "strict")
 """Whether algorithms may be used that round more than the definition of what they compute."""
 
 
+FOOTPRINTS = ("default", "small", "file")
+"""What is kept small: nothing in particular; all memory, which costs speed; the library's file, which costs
+memory, and time at the first run."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Caches:
     """Data caches as one core sees them, shared or not."""
@@ -152,8 +157,10 @@ class Device:
     ] = "default"
     footprint: Annotated[
         str,
-        Choice(("default", "small")),
-        "default, or small: no weights beyond the model's own, and less workspace, where that costs speed",
+        Choice(FOOTPRINTS),
+        "default; small: no weights beyond the model's own, and less workspace, where that costs speed; or "
+        "file: no weights beyond the model's own in the library's file, but in memory, computed at the first "
+        "run",
     ] = "default"
     frequency: Annotated[float, Quantity("frequency"), "clock under sustained load; a CPU needs it"] = 0.0
     fma_units: Annotated[

@@ -281,6 +281,59 @@ class Program:
         return done
 
 
+_CALL = """
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+static void *fed, *results[CALLERS];
+static void *caller(void *number) {
+    void *workspace = NULL;
+    if (posix_memalign(&workspace, 64, WORKSPACE) != 0) abort();
+    memset(workspace, 0xff, WORKSPACE);
+    void *const result = results[(intptr_t)number], *const again = malloc(RESULT);
+    for (int i = 0; i < RUNS; i++) {
+        memset(again, 0xff, RESULT);
+        if (function0(workspace, fed, again) != 0) abort();
+        if (i == 0) memcpy(result, again, RESULT);
+        if (memcmp(result, again, RESULT) != 0) abort();
+    }
+    free(again);
+    free(workspace);
+    return NULL;
+}
+int main(void) {
+    pthread_t threads[CALLERS];
+    fed = malloc(FED);
+    if (fread(fed, 1, FED, stdin) != FED) return 2;
+    for (intptr_t i = 0; i < CALLERS; i++) {
+        results[i] = malloc(RESULT);
+        pthread_create(&threads[i], NULL, caller, (void *)i);
+    }
+    for (int i = 0; i < CALLERS; i++) pthread_join(threads[i], NULL);
+    for (int i = 1; i < CALLERS; i++)
+        if (memcmp(results[0], results[i], RESULT) != 0) return 3;
+    fwrite(results[0], 1, RESULT, stdout);
+    return 0;
+}
+"""
+
+
+class Callers(Program):
+    """A program in which `CALLERS` threads run its one case at once, `RUNS` times each."""
+
+    CALLERS, RUNS = 4, 75
+
+    def _main(self) -> str:
+        (case,) = self.cases
+        (x,), (y,) = case.schedule.program.inputs, case.schedule.program.outputs
+        defined = {
+            "CALLERS": self.CALLERS, "RUNS": self.RUNS, "FED": case.bytes(x), "RESULT": case.bytes(y),
+            "WORKSPACE": workspace_bytes(case.schedule, {}),
+        }  # fmt: skip
+        return "".join(f"#define {name} {value}\n" for name, value in defined.items()) + _CALL
+
+
 def relative_error(got: Array, wanted: Array) -> float:
     """The largest difference, relative to the largest finite absolute value wanted; infinite where one
     is finite and the other is not."""

@@ -14,7 +14,7 @@ from cuvil.ir import expr as E
 from cuvil.ir import verify
 from cuvil.ir.builder import Builder
 from cuvil.ir.loops import Declare, For, Kernel, Store
-from cuvil.ir.primitives import Constant, Map, Program, Reduce, Value
+from cuvil.ir.primitives import Constant, Map, Prepared, Program, Reduce, Value
 from cuvil.ir.verify import InternalError
 from cuvil.schedule import verify as schedules
 from cuvil.schedule.plan import Schedule
@@ -91,6 +91,10 @@ def wrong_data(p: Program, x: Value, y: Value, z: Value) -> None:
     p.values.insert(0, Value("c", "float32", (E.const(3),), Constant(np.zeros(2, np.float32))))
 
 
+def prepared_from_input(p: Program, x: Value, y: Value, z: Value) -> None:
+    p.values.append(Value("c", "float32", (E.const(2),), Prepared(np.zeros(2, np.float32), x, None, 1)))
+
+
 def undefined(p: Program, x: Value, y: Value, z: Value) -> None:
     y.definition = None
 
@@ -112,6 +116,7 @@ def input_as_output(p: Program, x: Value, y: Value, z: Value) -> None:
         (wrong_extent, "does not run over"), (unknown_symbol, "unknown symbol"),
         (unknown_reduction, "unknown reduction"), (wrong_data, "data of shape"), (undefined, "no definition"),
         (lost_output, "not among the values"), (input_as_output, "memory of its own"),
+        (prepared_from_input, "which the library does not hold"),
     ],
     ids=lambda p: getattr(p, "__name__", ""),
 )  # fmt: skip

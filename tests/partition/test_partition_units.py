@@ -67,6 +67,22 @@ def test_weights_and_activations_take_memory() -> None:
     assert (found.memories, found.problem.memory_of) == (["node0", "node1"], (0, 1))
 
 
+def test_prepared_weights_take_memory() -> None:
+    """Winograd's, which a library of ``footprint: file`` has beside the 3x3 weights."""
+
+    def convolution(net: Net) -> None:
+        x = net.conv(net.input("x", [1, 64, 24, 24]), 64, 64, 1)
+        net.output(net.conv(net.conv(x, 64, 64, 3), 64, 64, 1), "y", [1, 64, 24, 24])
+
+    room = []
+    for footprint in ("default", "file"):
+        target = slice_of("xeon-2s")
+        for device in target["devices"].values():
+            device["footprint"] = footprint
+        room.append(units(graph(convolution), target, DEVICES, {}).problem.capacity)
+    assert (room[0] - room[1] == 36 * 64 * 64 * 4).all()
+
+
 def test_sequences_do_not_travel() -> None:
     """What makes a sequence and what reads it run on one device."""
 

@@ -65,7 +65,7 @@ def report(**changes: Any) -> dict[str, Any]:
         "transfers": [
             {"tensor": "m", "from": "big", "to": "little", "bytes": 32, "pcie_bytes": 0, "time_ns": 5200},
         ],
-        "workspace_bytes": 256, "weights_bytes": 1024,
+        "workspace_bytes": 256, "weights_bytes": 1024, "prepared_bytes": 0,
     }  # fmt: skip
     return base | changes
 
@@ -98,6 +98,11 @@ def test_page_says_what_was_found() -> None:
     assert re.search(
         r"<title>m: 192 B at 64, steps 0 to 1</title><rect x='70.0' y='10.0' .* height='225.0'", page
     )
+
+
+def test_prepared_weights_are_mentioned() -> None:
+    assert "prepared" not in html.page(report())
+    assert "<b>3 KiB</b><span>weights prepared by the first run" in html.page(report(prepared_bytes=3072))
 
 
 def test_text_of_a_model_stays_text() -> None:

@@ -250,8 +250,11 @@ class TestBench:
         found = verify.sizes(open_sizes)
         assert found.weights_bytes >= 4 * 3 * 9 * 4
         assert found.constant_bytes >= found.weights_bytes
-        assert found.code_bytes > 0 and found.arena_bytes is None
+        assert found.code_bytes > 0 and found.arena_bytes is None and found.prepared_bytes == 0
         assert found.text().splitlines()[-1] == "arena      depends on open sizes"
+        assert ", the arena of infer() among them\n" in found.text()
+        prepared = replace(found, prepared_bytes=2048).text()
+        assert ", the arena of infer() and 2 KiB of prepared weights among them\n" in prepared
 
 
 def test_text_of_a_verification() -> None:

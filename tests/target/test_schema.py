@@ -82,6 +82,7 @@ EDITS: list[tuple[str, str, set[str]]] = [
     ("fma_units: 2", "cpu: cortex_a76, fma_units: 2", {"cc"}),
     ("cpus: 4-7", "cpus: 4-7, threads: 2", {"partition", "codegen", "cc"}),
     ("cpus: 4-7", "cpus: 4-7, accuracy: strict", {"partition", "codegen"}),
+    ("cpus: 4-7", "cpus: 4-7, footprint: file", {"partition", "codegen"}),
     ("cpus: 4-7", "cpus: 3-6", {"codegen"}),
     ("latency: 100 ns", "latency: 90 ns", {"partition"}),
     ("2 GHz", "2000 MHz", set()),

@@ -45,7 +45,8 @@ class TunedKernels:
         for value in list(program.values):
             if is_contraction(value):
                 if self.machine is not None:
-                    chosen = winograd.pack(program, storage, value, self.tiles, byte)
+                    prepares = self.machine.prepares
+                    chosen = winograd.pack(program, storage, value, self.tiles, byte, prepares)
                     if chosen is not None:
                         self.convolutions[value] = chosen
                         continue

@@ -56,6 +56,59 @@ def weights(m: int, taps: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 
 @dataclass(frozen=True)
+class WeightTransform:
+    """A micro-kernel that computes what `weights` does, to the bit, from taps that are filled up with zeros.
+
+    Called with the address of the taps, [panels, inputs, 9, pitch] in memory, that of the result,
+    [(m + 2)^2, panels, inputs, pitch], and ``panels * inputs``.  The products pass through memory, for
+    compilers must not fuse a multiplication and the addition after it.
+
+    Attributes:
+        m: rows of outputs of a tile.
+        pitch: outputs of a panel.
+    """
+
+    m: int
+    pitch: int
+
+    @property
+    def name(self) -> str:
+        return f"winograd{self.m}_weights_{self.pitch}"
+
+    def render(self) -> str:
+        """The C function ``name(taps, u, count)``."""
+        n, pitch = self.m + 2, self.pitch
+        g = ", ".join(f"{{{', '.join(float(x).hex() for x in row)}}}" for row in matrices(self.m)[1])
+        lanes = f"for (int lane = 0; lane < {pitch}; lane++)"
+        apart = '__asm__ volatile("" : : "r"(product) : "memory");'
+        return f"""static __attribute__((noinline)) void {self.name}(
+    const float *restrict taps, float *restrict u, cv_idx count) {{
+    static const double g[{n}][3] = {{{g}}};
+    double w[9][{pitch}] CV_ALIGN64, product[9][{pitch}] CV_ALIGN64, row[3][{pitch}] CV_ALIGN64;
+    const cv_idx position = count * {pitch};
+    for (; count > 0; count--, taps += {9 * pitch}, u += {pitch}) {{
+        for (int k = 0; k < 9; k++)
+            {lanes} w[k][lane] = taps[k * {pitch} + lane];
+        float *to = u;
+        for (int i = 0; i < {n}; i++) {{
+            for (int k = 0; k < 9; k++)
+                {lanes} product[k][lane] = g[i][k / 3] * w[k][lane];
+            {apart}
+            for (int k = 0; k < 3; k++)
+                {lanes} row[k][lane] = product[k][lane] + product[3 + k][lane] + product[6 + k][lane];
+            for (int j = 0; j < {n}; j++, to += position) {{
+                for (int k = 0; k < 3; k++)
+                    {lanes} product[k][lane] = g[j][k] * row[k][lane];
+                {apart}
+                {lanes} to[lane] = (float)(product[0][lane] + product[1][lane] + product[2][lane]);
+            }}
+        }}
+    }}
+}}
+"""
+
+
+@dataclass(frozen=True)
 class InputTransform:
     """A micro-kernel ``V = B' d B`` on a row of tiles, one block of channels.
 

@@ -26,11 +26,14 @@ from cuvil.ir import evaluate
 from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr
 from cuvil.ir.loops import Declare, For, If, Kernel, Micro, Stmt
-from cuvil.ir.primitives import Constant, Map, Program, Reduce, Value, static
+from cuvil.ir.primitives import Constant, Map, Prepared, Program, Reduce, Value, static
 from cuvil.schedule.group import Group
 from cuvil.schedule.nest import finish
 from cuvil.schedule.storage import Layout, Storage
 from cuvil.schedule.stray import stray_is_safe
+
+Dims = tuple[tuple[int, int, int], ...]
+"""Dimensions of a `Layout`."""
 
 PIECE = 64
 """Channels that one accumulator sums up."""
@@ -56,11 +59,13 @@ class Machine:
         threads: that share a kernel.
         cache: bytes of a core's second cache.
         balance: floating-point operations in the time of reading a byte of weights.
+        prepares: the library holds the weights as they are and transforms them at the start of its first run.
     """
 
     threads: int = 1
     cache: int = 1 << 20
     balance: float = 12.0
+    prepares: bool = False
 
 
 def machine(options: Mapping[str, Any]) -> Machine | None:
@@ -73,7 +78,7 @@ def machine(options: Mapping[str, Any]) -> Machine | None:
     peak, bandwidth = float(options.get("peak_f32", 0.0)), float(options.get("bandwidth", 0.0))
     cache = int(options.get("caches", {}).get("l2", 0)) or Machine.cache
     balance = peak / min(bandwidth, CORE_BANDWIDTH) if peak and bandwidth else Machine.balance
-    return Machine(int(options.get("threads", 1)), cache, balance)
+    return Machine(int(options.get("threads", 1)), cache, balance, options.get("footprint") == "file")
 
 
 def weight_cost(program: Program, on: Machine) -> float:
@@ -111,9 +116,11 @@ class Convolution:
     vectors: int
 
 
-def pack(program: Program, storage: Storage, value: Value, tiles: Tiles, byte: float) -> Convolution | None:
+def pack(
+    program: Program, storage: Storage, value: Value, tiles: Tiles, byte: float, prepares: bool
+) -> Convolution | None:
     """The convolution `value` where it fits and pays (`choose`), its weights transformed in a value of their
-    own."""
+    own: here, or with `prepares` by the library."""
     found, d = recognise(value), value.definition
     if found is None or not isinstance(d, Reduce) or value.rank != 4 or found.groups or found.batch:
         return None
@@ -139,13 +146,24 @@ def pack(program: Program, storage: Storage, value: Value, tiles: Tiles, byte: f
     order = [E.var(n) for n in (outputs, inputs, 3, 3)]
     body = E.substitute(w, dict(zip((found.column, channel, *(t for t in taps if t)), order)))
     kernel = Value("taps", w.dtype, tuple(v.args[0] for v in order), Map(tuple(order), body))
-    data = transforms.weights(m, np.asarray(evaluate.value(kernel, lambda v: v.array)))
-    panel = Value(f"{value.name}.winograd", w.dtype, tuple(map(E.const, data.shape)), Constant(data),
-                  origin=value.origin)  # fmt: skip
+    data = np.asarray(evaluate.value(kernel, lambda v: v.array))
     pitch = lanes if packing is tiles else BLOCK
-    groups = ((2, lanes, 0), (2, pitch, lanes // pitch)) if pitch < lanes else ((2, pitch, 0),)
-    storage.layouts[panel] = Layout(((0, 1, 0), *groups, (1, 1, 0), (2, 1, pitch)))
-    program.values.insert(program.values.index(value), panel)
+
+    def add(name: str, made: Constant, axis: int, before: Dims, after: Dims) -> Value:
+        """A constant in panels of `pitch` outputs, which are its `axis`."""
+        v = Value(f"{value.name}.{name}", w.dtype, tuple(map(E.const, made.array.shape)), made,
+                  origin=value.origin)  # fmt: skip
+        panels = ((axis, lanes, 0), (axis, pitch, lanes // pitch)) if pitch < lanes else ((axis, pitch, 0),)
+        storage.layouts[v] = Layout((*before, *panels, *after, (axis, 1, pitch)))
+        program.values.insert(program.values.index(value), v)
+        return v
+
+    made = Constant(transforms.weights(m, data))
+    if prepares:
+        held = add("taps", Constant(data.reshape(outputs, inputs, 9)), 0, (), ((1, 1, 0), (2, 1, 0)))
+        rows = -(-outputs // lanes) * (lanes // pitch) * inputs
+        made = Prepared(made.array, held, transforms.WeightTransform(m, pitch), rows)
+    panel = add("winograd", made, 2, ((0, 1, 0),), ((1, 1, 0),))
     return Convolution(value, a, m, inputs, outputs, height, width, line, panel, pitch, vectors)
 
 
@@ -232,8 +250,8 @@ class _Builder:
         return replace(kernel, reads=(*kernel.reads, c.panel), slot=self.slot)
 
     def _inputs(self) -> Stmt:
-        """The inputs of the block, transformed; zeros for tiles that it lacks, as they are multiplied with the
-        others, and what happens to lie there may be slow to compute with."""
+        """The inputs of the block, transformed; zeros for tiles that it lacks: they are multiplied with
+        the others, and what happens to lie there may be slow to compute with."""
         c, m = self.c, self.c.m
         block, row = E.var(-(-c.inputs // BLOCK), "k"), E.var(self.rows, "r")
         number, x = self.block_row * self.rows + row, self.block_column * (self.columns * m)
