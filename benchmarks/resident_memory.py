@@ -3,8 +3,9 @@
 The program is linked with the model's shared library, has the workspace, the inputs and the outputs as static
 arrays, and runs the model once on zeros.  Reported is what Linux says at its end: the peak (``VmHWM``), of it
 the pages of files (``RssFile``: code, and the weights, which are read-only and can be dropped and read again
-at any time) and the others (``RssAnon``: workspace, inputs, outputs).  onnxruntime runs the same model in a
-Python process of its own; what that had before it imported onnxruntime is given beside its peak.
+at any time) and the others (``RssAnon``: workspace, inputs, outputs, and weights that the library prepares).
+onnxruntime runs the same model in a Python process of its own; what that had before it imported onnxruntime
+is given beside its peak.
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ import cuvil
 from benchmarks.latency import machine
 from cuvil import fsio
 from cuvil.ir.expr import numpy_dtype
+from cuvil.target.board import FOOTPRINTS
 from cuvil.target.schema import Target, load
 from cuvil.toolchain.profile import compiler
 
 MODELS = ("mobilenet_v2", "resnet18")
 AIMS_MB = {"mobilenet_v2": 32, "resnet18": 64}
-"""The largest peak that is aimed at, MB (10^6 bytes)."""
+"""The largest peak that is aimed at, MB (10^6 bytes); none for ``footprint: file``, which takes memory for
+the size of the file."""
 
 FIELDS = ("VmHWM", "RssAnon", "RssFile")
 
@@ -120,6 +123,7 @@ def of_library(entry: ModelEntry, target: Target, folder: Path) -> Row:
         "peak": resident(done.stdout),
         "workspace": metadata["workspace_bytes"],
         "weights": weights,
+        "prepared": metadata["prepared_bytes"],
         "library": session.library.stat().st_size,
     }
 
@@ -138,11 +142,13 @@ def markdown(rows: Sequence[Row]) -> str:
     """The results as a Markdown table, in MB (10^6 bytes)."""
     titles = [
         "model",
+        "library",
         "peak",
         "aim",
         "of files",
         "not of files",
         "weights",
+        "prepared",
         "workspace",
         "onnxruntime's peak",
         "of it Python",
@@ -154,9 +160,10 @@ def markdown(rows: Sequence[Row]) -> str:
             lines.append(f"| {row['model']} | skipped: {reason} |" + " |" * (len(titles) - 2))
             continue
         peak, rival = row["peak"], row.get("onnxruntime")
-        numbers = [peak["RssFile"], peak["RssAnon"], row["weights"], row["workspace"]]
+        numbers = [peak["RssFile"], peak["RssAnon"], row["weights"], row["prepared"], row["workspace"]]
         numbers += [rival["peak"]["VmHWM"], rival["before"]] if rival else []
-        cells = [row["model"], f"{peak['VmHWM'] / 1e6:.1f}", str(row["aim_mb"] or "")]
+        cells = [row["model"], f"{row['library'] / 1e6:.1f}", f"{peak['VmHWM'] / 1e6:.1f}"]
+        cells += [str(row["aim_mb"] or "")]
         cells += [f"{n / 1e6:.1f}" for n in numbers] + [""] * (0 if rival else 2)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -173,7 +180,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--target", default="host", help="profile that is compiled for (default host)")
     parser.add_argument(
-        "--footprints", default="default,small", metavar="F,G", help="settings of the profile (default both)"
+        "--footprints",
+        default=",".join(FOOTPRINTS),
+        metavar="F,G",
+        help="settings of the profile (default all of them)",
     )
     parser.add_argument("--no-rival", action="store_true", help="leave onnxruntime out")
     parser.add_argument("--output", metavar="FILE.json", help="write all figures there")
@@ -182,6 +192,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         entries = [find(name) for name in options.models.split(",")]
     except KeyError as error:
         parser.error(str(error.args[0]))
+    footprints = options.footprints.split(",")
+    if unknown := {*footprints} - {*FOOTPRINTS}:
+        parser.error(f"--footprints: {', '.join(sorted(unknown))} is none of {', '.join(FOOTPRINTS)}")
     profile = load(options.target)
     rows: list[Row] = []
     versions = {
@@ -194,15 +207,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         import onnxruntime
 
         versions["onnxruntime"] = onnxruntime.__version__
-    for entry, footprint in itertools.product(entries, options.footprints.split(",")):
+    for entry, footprint in itertools.product(entries, footprints):
         devices = tuple(replace(d, footprint=footprint) for d in profile.devices)
         target = replace(profile, devices=devices)
-        small = "" if footprint == "default" else f" ({footprint})"
-        row: Row = {"model": entry.name + small, "aim_mb": AIMS_MB.get(entry.name)}
+        which = "" if footprint == "default" else f" ({footprint})"
+        aim = AIMS_MB.get(entry.name) if footprint != "file" else None
+        row: Row = {"model": entry.name + which, "aim_mb": aim}
         with tempfile.TemporaryDirectory(prefix="cuvil-") as name:
             try:
                 row |= of_library(entry, target, Path(name))
-                if not options.no_rival and not small:
+                if not options.no_rival and not which:
                     row["onnxruntime"] = of_onnxruntime(entry, Path(name))
             except Unavailable as reason:
                 row["skipped"] = str(reason)

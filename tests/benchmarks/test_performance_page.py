@@ -80,11 +80,19 @@ def test_resident_memory_of_a_small_network(tmp_path: Path, capsys: pytest.Captu
     record = tmp_path / "r.json"
     arguments = ["--models", "ds_cnn", "--no-rival", "--output", str(record)]
     assert resident_memory.main(arguments) == 0
-    row, small = json.loads(record.read_text())["results"]
+    row, small, file = json.loads(record.read_text())["results"]
     assert small["model"] == "ds_cnn (small)" and small["workspace"] <= row["workspace"]
+    assert file["model"] == "ds_cnn (file)" and file["library"] == row["library"]
+    assert row["prepared"] == file["prepared"] == 0, "it has no Winograd convolution"
     assert row["workspace"] < row["peak"]["VmHWM"] < 8e6
     assert row["peak"]["RssFile"] > row["weights"] > 0
     assert "| ds_cnn | " in capsys.readouterr().out
+
+
+def test_resident_memory_of_an_unknown_footprint(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        resident_memory.main(["--footprints", "file,tiny"])
+    assert "--footprints: tiny is none of default, small, file" in capsys.readouterr().err
 
 
 def test_status_of_a_process() -> None:
