@@ -15,7 +15,7 @@ from cuvil.codegen.tuned.micro import KNest, Tile
 from cuvil.codegen.tuned.pack import Contraction, block_of, step
 from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr, Operand
-from cuvil.ir.loops import Declare, For, If, Kernel, Micro, Stmt, Store
+from cuvil.ir.loops import Declare, For, If, Kernel, Let, Micro, Stmt, Store
 from cuvil.ir.primitives import Map, Reduce, Value, static
 from cuvil.schedule.group import Group
 from cuvil.schedule.nest import Nest, finish
@@ -27,6 +27,10 @@ FEW_ROWS = 2
 
 MIN_PREFETCH = 150_000
 """Elements of weights from which the next panel is prefetched."""
+
+MIN_TURNED = 8192
+"""Elements of weights of a recurrence, as many as may stay in the first cache, beyond which every other step
+goes through them from the end, and so meets first what the step before it left there."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +92,10 @@ def member(c: Contraction, time: Expr, nest: Nest, tiles: Tiles) -> list[Stmt] |
     """The statements of a contraction within a recurrence, at step `time`."""
     d = c.value.definition
     assert isinstance(d, Reduce)
-    built = Builder(c, Group([c.value], c.value.rank), nest, tiles, {d.axes[0]: time}).run()
+    builder = Builder(c, Group([c.value], c.value.rank), nest, tiles, {d.axes[0]: time})
+    if c.panel.is_constant and c.panel.array.size > MIN_TURNED:
+        builder.turned = E.mod(time, 2)
+    built = builder.run()
     if built is None:
         return None
     variables, body = built
@@ -98,7 +105,13 @@ def member(c: Contraction, time: Expr, nest: Nest, tiles: Tiles) -> list[Stmt] |
 
 
 class Builder:
-    """Builds the loops of one contraction kernel."""
+    """Builds the loops of one contraction kernel.
+
+    Attributes:
+        turned: whether to go through the weights from the end, where that changes from step to step.
+    """
+
+    turned: Expr | None = None
 
     def __init__(
         self, c: Contraction, group: Group, nest: Nest, tiles: Tiles, fixed: dict[Expr, Expr] | None = None
@@ -121,7 +134,10 @@ class Builder:
         panels = E.var(E.floordiv(self.c.column.args[0] + (self.lanes - 1), self.lanes), "n")
         panel: Expr = E.const(0) if static(panels.args[0]) == 1 else panels
         outer, choices = self._row_tiles()
-        numbers = [panel] if panel.op == "var" else []
+        place = panel
+        if self.turned is not None and panel.op == "var":
+            place = E.var(panels.args[0], "n")
+        numbers = [place] if place.op == "var" else []
         parallel = [*self.c.batch, *(numbers + outer if self._panels_first() else outer + numbers)]
         bodies: list[tuple[int, list[Stmt]]] = []
         for rows in choices:
@@ -138,6 +154,9 @@ class Builder:
         body = bodies[-1][1]
         for until, inner in bodies[-2::-1]:
             body = [If(E.lt(number, until), tuple(inner), tuple(body))]
+        if place is not panel and self.turned is not None:
+            last = panels.args[0] - 1
+            body.insert(0, Let(panel, place + self.turned * (last - place * 2)))
         if number.op == "var":
             parallel.append(number)
         return tuple(parallel), body
@@ -320,8 +339,17 @@ class Builder:
         acc = Value("acc", self.acc_type, (E.const(len(rows.offsets)), E.const(lanes)))
         flops = E.const(2 * len(rows.offsets) * lanes) * E.product(r.args[0] for r in c.k)
         reads = ((c.a.attr, a_at), (c.panel, w_at))
-        micro = Micro(kernel, reads, (acc, (zero, zero)), tuple(arguments), flops)
+        micro: Stmt = Micro(kernel, reads, (acc, (zero, zero)), tuple(arguments), flops)
+        if self.turned is not None and len(rows.offsets) == 1 and self._has_one_loop(loops):
+            back = Micro(replace(kernel, backward=True), reads, (acc, (zero, zero)), (), flops)
+            micro = If(E.eq(self.turned, 0), (micro,), (back,))
         return [Declare(acc), micro, *self._epilogue(acc, panel, rows, wide)]
+
+    @staticmethod
+    def _has_one_loop(loops: list[KLoops]) -> bool:
+        """k is one loop of known length and stride."""
+        nests = [nest.loops for nest, _ in loops]
+        return len(nests) == 1 and len(nests[0]) == 1 and None not in nests[0][0]
 
     def _apart(self) -> int:
         """Elements from one panel of constant weights to the next."""

@@ -48,6 +48,7 @@ class Tile:
         dot: k runs in groups of 4 bytes, in `w` side by side.
         vnni: one instruction multiplies and adds such a group.
         lanewise: `a` has an element for each lane, as a depthwise convolution's channels.
+        backward: k runs from its last step to the first, in one loop of known length and stride.
         ahead: elements of `w` to prefetch ahead (the same place in the next panel), 0 for none.
         pitch: columns of a panel, which lie side by side in `w`; those of the tile if 0.
         apart: elements of `w` from one panel to the next, where a tile covers several.
@@ -69,6 +70,7 @@ class Tile:
     adds: bool = False
     vnni: bool = False
     lanewise: bool = False
+    backward: bool = False
 
     @property
     def lanes(self) -> int:
@@ -99,6 +101,7 @@ class Tile:
     def _place(self, step: int, column: int) -> int:
         """The first element of `w` for a step (of `_group` k) and a column of the tile."""
         pitch = self.pitch or self.lanes
+        step = -step if self.backward else step
         return (step * pitch + column % pitch) * self._group + column // pitch * self.apart
 
     def render(self) -> str:
@@ -136,6 +139,11 @@ class Tile:
             pad = "    " * depth
             stop = f"e{n}_{i}" if extent is None else str(extent)
             step = f"s{n}_{i}" if stride is None else str(stride)
+            if self.backward:
+                assert extent is not None and stride is not None and len(nest.loops) == 1
+                last = extent // self._group - 1
+                lines.append(f"{pad}w -= {self._place(last, 0)};")
+                offset, step = f"{offset} + {last * self._group * stride}", str(-stride)
             if i < len(nest.loops) - 1:
                 if extent == 1:
                     continue

@@ -48,6 +48,8 @@ def dynamic(transposed: bool) -> onnx.ModelProto:
 MODELS: dict[str, tuple[onnx.ModelProto, list[dict[str, int]]]] = {
     **{f"layer {n}": (layer(n), [{"n": 1}, {"n": 2}, {"n": 17}]) for n in (96, 128, 500)},
     "LSTM": (recurrent("LSTM", 40), [{"t": 3, "n": 1}, {"t": 2, "n": 4}]),
+    "LSTM, weights turned": (recurrent("LSTM", 48), [{"t": 3, "n": 1}, {"t": 2, "n": 4}, {"t": 1, "n": 1}]),
+    "GRU, weights turned": (recurrent("GRU", 56), [{"t": 4, "n": 2}, {"t": 3, "n": 17}]),
     "GRU": (recurrent("GRU", 32), [{"t": 3, "n": 1}, {"t": 1, "n": 2}]),
     "dynamic": (dynamic(False), [{"m": 5, "n": 50}, {"m": 1, "n": 3}]),
     "dynamic, transposed": (dynamic(True), [{"m": 5, "n": 50}, {"m": 20, "n": 1}]),
@@ -82,6 +84,14 @@ def test_one_row_is_multiplied_by_several_panels() -> None:
     s = schedule_of(MODELS["layer 128"][0], isa("x86-64-v4"))
     tiles = [x.kernel for k in s.kernels for x in walk(k.body) if isinstance(x, Micro)]
     assert {t.lanes for t in tiles if len(t.rows) == 1} == {128}
+
+
+@pytest.mark.parametrize(("name", "turned"), [("LSTM", False), ("LSTM, weights turned", True)])
+def test_weights_that_outgrow_the_first_cache_are_read_to_and_fro(name: str, turned: bool) -> None:
+    s = schedule_of(MODELS[name][0], isa("x86-64-v4"))
+    steps = [k for k in s.kernels if any(v.scan is not None for v in k.values)]
+    tiles = [x.kernel for k in steps for x in walk(k.body) if isinstance(x, Micro)]
+    assert {t.backward for t in tiles if len(t.rows) == 1} == ({False, True} if turned else {False})
 
 
 def test_a_transposed_operand_is_turned_in_registers() -> None:
