@@ -9,7 +9,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr
@@ -123,7 +125,7 @@ class Sizes:
 
 def nest(kernel: Kernel, sizes: Sizes) -> Nest:
     """The sites of a kernel in order.  A guard counts as taken; where there are two sides, the one
-    that the sizes choose.  A While counts once."""
+    that the sizes choose, or both, each for its part of a loop.  A While counts once."""
     sites: list[Site] = []
     found: dict[Value, int] = {}
     loops: dict[Expr, tuple[Expr, Expr]] = {}
@@ -142,7 +144,12 @@ def nest(kernel: Kernel, sizes: Sizes) -> Nest:
                 loops[s.var] = (s.start, s.stop)
                 visit(s.body, (*levels, Level(s.var, _trips(s.var, loops, sizes), s.kind)))
             elif isinstance(s, If):
-                visit(s.otherwise if s.otherwise and not taken(s, sizes) else s.then, levels)
+                split = _split(s, levels, loops, sizes) if s.otherwise else None
+                if split is None:
+                    visit(s.otherwise if s.otherwise and not taken(s, sizes) else s.then, levels)
+                    continue
+                for body, there in zip((s.then, s.otherwise), split):
+                    visit(body, there)
             elif isinstance(s, While):
                 visit(s.body, levels)
 
@@ -153,6 +160,26 @@ def nest(kernel: Kernel, sizes: Sizes) -> Nest:
 def taken(s: If, sizes: Sizes) -> bool:
     """The condition of an If at the start of all loops; data-dependent ones count as true."""
     return bool(E.loads(s.condition)) or bool(sizes(s.condition))
+
+
+def _split(
+    s: If, levels: tuple[Level, ...], loops: Mapping[Expr, tuple[Expr, Expr]], sizes: Sizes
+) -> tuple[tuple[Level, ...], tuple[Level, ...]] | None:
+    """The loops around either side of an If that depends on one of them, each with its part of the trips."""
+    variables = E.variables(s.condition)
+    found = [(n, v) for n, v in enumerate(level.var for level in levels) if v is not None and v in variables]
+    if len(found) != 1 or E.loads(s.condition):
+        return None
+    ((number, variable),) = found
+    level = levels[number]
+    low, high = (sizes(e) for e in loops[variable])
+    points = np.linspace(low, max(high - 1, low), max(min(int(high - low), _MAX_POINTS), 1)).round()
+    holds = float(np.mean([sizes(s.condition, {variable: float(p)}) for p in points]))
+    yes, no = (
+        (*levels[:number], replace(level, trips=level.trips * part), *levels[number + 1 :])
+        for part in (holds, 1 - holds)
+    )
+    return yes, no
 
 
 def _trips(var: Expr, loops: Mapping[Expr, tuple[Expr, Expr]], sizes: Sizes) -> float:
