@@ -19,6 +19,7 @@ from zoo.net import Net, f32, i64
 from cuvil.codegen.program import Part, render
 from cuvil.codegen.tuned import amx, amxtile, winograd
 from cuvil.ir.loops import Kernel, Micro, walk
+from cuvil.ir.primitives import static
 from cuvil.schedule import verify
 from cuvil.schedule.plan import Schedule
 from cuvil.toolchain.compilers import Compiler, find
@@ -330,18 +331,38 @@ def test_threads(tmp_path: Path) -> None:
         product([300], 256, 200),
         product([64], 256, 1000),  # shared by columns
         product(["N"], 256, 300),
-        layer(64, 96, (28, 28), (3, 3), pads=[1] * 4),
+        product(["few"], 1024, 1000),  # on vectors, their columns shared
+        layer(64, 96, (28, 28), (3, 3), "padded", pads=[1] * 4),
         layer(96, 256, (7, 7), (3, 3), pads=[1] * 4),
+        layer(640, 1000, (14, 14), (1, 1)),
     ]
     results = []
     for threads, sanitize in ((1, ()), (2, ()), (3, THREAD)):
         chosen = with_threads(isa(AMX), threads)
-        cases = [Case(str(i), schedule_of(m, chosen), feeds(m, N=130)) for i, m in enumerate(models)]
+        cases = [Case(str(i), schedule_of(m, chosen), feeds(m, N=130, few=2)) for i, m in enumerate(models)]
         assert all(on_tiles(c.schedule) for c in cases)
         program = Program(cases, tmp_path / str(threads), chosen, sanitize, threads)
         assert ("cv_parallel(" in program.source) == (threads > 1)
         results.append([program.run(i)[0].tobytes() for i in range(len(models))])
     assert results[0] == results[1] == results[2]
+
+
+@pytest.mark.usefixtures("forced")
+def test_threads_keep_their_scratch_memory(tmp_path: Path) -> None:
+    """A thread's part lies at the same place in every kernel, apart from that of another."""
+    net = Net("layers", 7)
+    x = net.input("x", [1, 64, 28, 28])
+    for n, m in ((64, 96), (96, 320), (320, 64)):
+        x = net.op("Relu", net.conv(x, n, m, 3))
+    net.output(x, "y", [1, 64, 28, 28])
+    s = schedule_of(net.model(), with_threads(isa(AMX), 2))
+    scratch = [v for k in on_tiles(s) for v in k.writes if v.definition is None]
+    assert len(scratch) > 3
+    for what in ("staged", "tiles"):
+        same = [v for v in scratch if v.name.endswith(what)]
+        assert len({static(s.arena[v]) for v in same}) == 1
+        assert len({static(s.size(v)) for v in same}) == 1
+    verify.schedule(s)
 
 
 @pytest.mark.parametrize("k", [64, 576, 2304, 4608])
