@@ -31,7 +31,7 @@ from cuvil.codegen.tuned.amxtile import (
 )
 from cuvil.codegen.tuned.contract import Rows
 from cuvil.codegen.tuned.isa import BLOCK, Tiles
-from cuvil.codegen.tuned.pack import Contraction, block_of, step
+from cuvil.codegen.tuned.pack import Contraction, step
 from cuvil.codegen.tuned.positions import Area, Axis
 from cuvil.ir import expr as E
 from cuvil.ir.expr import Expr
@@ -137,7 +137,7 @@ class _Builder(contract.Builder):
         if not self.columns or None in sizes:
             return False
         size = sizes[-1] or 0
-        if block_of(self.storage, c.a, c.k[-1]) == BLOCK:
+        if c.block == BLOCK:
             self.half, self.taps, self.inner = self._block_stride(c.k[-1], BLOCK) or 0, c.k[:-1], c.k[-1:]
             if size > BLOCK and not self.half:
                 return False

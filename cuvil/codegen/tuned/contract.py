@@ -264,7 +264,7 @@ class Builder:
         rest of the last."""
         c = self.c
         inner = c.k[-1]
-        block = block_of(self.storage, c.a, inner)
+        block = c.block
         outer = c.k[:-1] if block else c.k
         steps = [step(self.storage, c.a, r) for r in outer]
         loops = [(static(r.args[0]), None if s is None else static(s)) for r, s in zip(outer, steps)]

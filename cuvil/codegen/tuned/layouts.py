@@ -121,7 +121,17 @@ def _is_convolution(value: Value, d: Map | Reduce) -> bool:
     for e in definition_loads(value):
         if e.attr.rank == value.rank and len(d.reduced) == value.rank - 1 and e.args[0] is not d.axes[1]:
             return all(set(E.variables(i)) <= {*d.axes, *d.reduced} for i in e.args[2:])
+        if len(d.reduced) == value.rank - 1 and not e.attr.is_constant and _slides(e, d):
+            return True
     return False
+
+
+def _slides(e: E.Expr, d: Reduce) -> bool:
+    """The load of an operand whose channels lie elsewhere, and that is read for a window."""
+    used = [E.variables(i) for i in e.args]
+    if any(d.axes[1] in u or not u <= {*d.axes, *d.reduced} for u in used):
+        return False
+    return any(u & {*d.axes[2:]} and u & {*d.reduced} for u in used)
 
 
 def _keep_apart(readers: Readers, storage: Storage, placer: Placer, value: Value) -> None:

@@ -9,7 +9,7 @@ becomes such a contraction panel by panel (`groups`).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,6 +48,7 @@ class Contraction:
         spatial: the rows are a convolution's positions (tiles of pixels).
         dot: bytes in groups of four.
         lanewise: `a` has an element for each column.
+        block: elements of the last of `k` that `panel` has before the next step of the others; 0 for all.
     """
 
     value: Value
@@ -64,6 +65,7 @@ class Contraction:
     spatial: bool
     dot: bool
     lanewise: bool = False
+    block: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,6 +180,8 @@ def pack(program: Program, storage: Storage, value: Value, tiles: Tiles) -> Cont
     dot = tiles.dot and d.body.dtype == "int32" and together
     if dot and (size is None or (size % 4 and not block)):
         dot = False
+    if not block and constant and d.body.dtype == "float32" and _shares_taps(rows, order, steps):
+        block = BLOCK
     narrow = packing is not tiles or (tiles.amx and constant and _product(rows) != 1)
     pitch = math.gcd(lanes, BLOCK) if narrow else lanes
     layout = _layout(len(found.batch), len(order), (pitch, lanes), dot, block)
@@ -190,8 +194,20 @@ def pack(program: Program, storage: Storage, value: Value, tiles: Tiles) -> Cont
     value.definition = Reduce(d.axes, d.reduced, d.op, E.cast(a, to) * E.cast(new_w, to))
     vectors = lanes // tiles.width if pitch == lanes else tiles.within(lanes, vectors)
     return Contraction(
-        value, a, new_w, panel, found.batch, rows, column, order, vectors, pitch, lanes, spatial, dot
-    )
+        value, a, new_w, panel, found.batch, rows, column, order, vectors, pitch, lanes, spatial, dot,
+        block=block,
+    )  # fmt: skip
+
+
+def _shares_taps(rows: Sequence[Expr], k: Sequence[Expr], steps: Mapping[Expr, Expr | None]) -> bool:
+    """A convolution over channels that lie side by side, whole blocks of them, whose positions share what
+    their taps read."""
+    if not rows or len(k) < 2 or (static(k[-1].args[0]) or 1) % BLOCK:
+        return False
+    channel, tap, position = (static(steps[v] or 0) for v in (k[-1], k[-2], rows[-1]))
+    if channel != 1 or not tap or not position:
+        return False
+    return position % tap == 0 and position // tap < (static(k[-2].args[0]) or 0)
 
 
 def _starts_within_block(storage: Storage, a: Expr) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -272,6 +273,37 @@ def transposed(channels: int, kernel: int, stride: int) -> onnx.ModelProto:
     y = net.op("ConvTranspose", x, w, net.bias(channels), strides=[stride] * 2)
     net.output(net.op("Relu", y), "y", [1, channels, *((n - 1) * stride + kernel for n in (9, 8))])
     return net.model()
+
+
+def channels_last(size: Sequence[int], kernel: Sequence[int], **attributes: Any) -> onnx.ModelProto:
+    """A convolution of an image whose 64 channels lie side by side: `size` is its rows and columns."""
+    net = Net("last", 6)
+    x = net.op("Transpose", net.input("x", [1, *size, 64]), perm=[0, 3, 1, 2])
+    y = net.op("Conv", x, net.weight(40, 64, *kernel, fan_in=64 * math.prod(kernel)), **attributes)
+    strides = attributes.get("strides", [1, 1])
+    positions = ((n - k) // s + 1 for n, k, s in zip(size, kernel, strides))
+    net.output(net.op("Relu", y), "y", [1, 40, *positions])
+    return net.model()
+
+
+@pytest.mark.usefixtures("forced")
+def test_channels_side_by_side(tmp_path: Path) -> None:
+    """Each position is staged once, whatever the number of taps that read it."""
+    models = {
+        "line": channels_last((131, 1), (5, 1)),
+        "window": channels_last((11, 9), (3, 3)),
+        "strided": channels_last((13, 15), (3, 3), strides=[2, 2]),
+    }
+    cases = [Case(name, schedule_of(model, isa(AMX)), feeds(model)) for name, model in models.items()]
+    program = Program(cases, tmp_path, isa(AMX), ADDRESS)
+    for number, (case, model) in enumerate(zip(cases, models.values())):
+        verify.schedule(case.schedule)
+        assert len(on_tiles(case.schedule)) == 1
+        assert error(program.run(number)[0], reference(model, feeds(model))) < BOUND, case.name
+    (kernel,) = on_tiles(cases[0].schedule)
+    (staged,) = (v for v in kernel.writes if v.name.endswith(".staged"))
+    pairs, positions = 64 // amxtile.PAIR, 131 + 2 * amxtile.POSITIONS
+    assert staged.shape[1].attr < 3 * pairs * positions
 
 
 @pytest.mark.usefixtures("forced")
