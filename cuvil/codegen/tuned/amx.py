@@ -408,29 +408,36 @@ class _Builder(contract.Builder):
         rest = self.rest if last else BLOCK
         follow = 2 * self.half
 
-        def micro(at: list[Expr], to: Expr, n: Expr, row: Expr) -> Stmt:
-            place = (self.slot, to, E.const(0))
-            arguments = (n, row, *map(E.const, (pairs, self.half, follow, area.plane(), bare, rest)))
-            most = area.width if area.axes is None else area.pitch
-            read = most * pairs * PAIR
-            source, to_place = (c.a.attr, tuple(at)), (self.scratch[0], place)
-            return Micro(Stage(), (source,), to_place, arguments, E.const(read * 5 // 2), (read, 3 * read))
+        def micro(at: list[Expr], to: Expr, n: Expr, row: Expr, lines: Expr, across: Expr, read: int) -> Stmt:
+            sizes = (area.pitch, pairs, self.half, follow, area.plane(), bare, rest)
+            arguments = (n, row, lines, across, *map(E.const, sizes))
+            read *= pairs * PAIR
+            source, place = (c.a.attr, tuple(at)), (self.scratch[0], (self.slot, to, E.const(0)))
+            return Micro(Stage(), (source,), place, arguments, E.const(read * 5 // 2), (read, 3 * read))
 
+        zero, one = E.const(0), E.const(1)
         if area.axes is None:
-            yield micro(args, E.const(0), self.left, self.row_step(self.run_row))
+            yield micro(args, zero, self.left, self.row_step(self.run_row), one, zero, area.width)
             return
         down, along = area.axes
         assert along.row is not None
         row = self.row_step(along.row)
         for ((i, j), lines, places), start in zip(area.classes, area.starts().values()):
-            line = E.const(0) if lines == 1 else E.var(self.left + (lines - area.lines), "l")
+            number, n, to = self.left + (lines - area.lines), E.const(places), E.const(start)
+            line = zero if lines == 1 else E.var(number, "l")
             at = list(args)
             if down.index >= 0:
                 at[down.index] = at[down.index] + line * down.stride + i
             at[along.index] = at[along.index] + j
-            to = line * area.pitch + start
-            statement = micro(at, to, E.const(places), row)
-            yield statement if line.op != "var" else For(line, line.args[0], (statement,))
+            across = step(self.storage, E.load(c.a.attr, at), line) if lines > 1 else zero
+            if across is None:  # lines that are stored round
+                one_line = micro(at, line * area.pitch + start, n, row, one, zero, places)
+                yield For(line, line.args[0], (one_line,))
+                continue
+            if places == area.pitch and across is row * places:
+                n, number = number * places, one
+            first = [E.substitute(a, {line: zero}) for a in at]
+            yield micro(first, to, n, row, number, across, lines * places)
 
     def _column(self, item: Expr) -> Expr:
         return (self.part * self.share + item) * COLUMNS

@@ -96,9 +96,9 @@ class Stage:
     """A micro-kernel that stages positions of the left operand, and sets the tiles up.
 
     Called with the addresses of the first position's first element and of its place, the number of
-    positions, elements from one to the next, pairs, elements from a pair's first block to its second and
-    from pair to pair, positions from plane to plane, the number of the pair that has no second block, and
-    the elements that the last block has.
+    positions of a line, elements from one to the next, the number of lines, elements and places from one to
+    the next, pairs, elements from a pair's first block to its second and from pair to pair, positions from
+    plane to plane, the number of the pair that has no second block, and the elements that the last block has.
     """
 
     name: str = "amx_stage"
@@ -110,17 +110,23 @@ class Stage:
         """The C function."""
         return f"""{_COMMON}{ALLOWED}
 static __attribute__((noinline)) void {self.name}(const float *a, uint16_t *staged, cv_idx n, cv_idx row,
-    cv_idx pairs, cv_idx half, cv_idx step, cv_idx plane, cv_idx bare, cv_idx rest) {{
+    cv_idx lines, cv_idx across, cv_idx pitch, cv_idx pairs, cv_idx half, cv_idx step, cv_idx plane,
+    cv_idx bare, cv_idx rest) {{
     static const struct {{ uint8_t palette, start, reserved[14]; uint16_t bytes[16]; uint8_t rows[16]; }}
         tiles CV_ALIGN64 = {{1, 0, {{0}}, {{64, 64, 64, 64, 64, 64, 64, 64}},
                             {{16, 16, 16, 16, 16, 16, 16, 16}}}};
     __asm__ volatile("ldtilecfg %0" :: "m"(tiles) : "memory");
-    char *to = (char *)staged;
-    for (cv_idx u = 0; u < pairs; u++, a += step, to += 3 * 64 * plane) {{
+    char *pair = (char *)staged;
+    for (cv_idx u = 0; u < pairs; u++, a += step, pair += 3 * 64 * plane) {{
+        const float *line = a;
+        char *to = pair;
         if (u < pairs - 1 || (u != bare && rest == 16)) {{
-            for (cv_idx i = 0; i < n; i++)
-                cv_amx_split(*(const cv_amx_fu *)(a + i * row), *(const cv_amx_fu *)(a + i * row + half),
-                             to + 64 * i, 64 * plane);
+            for (cv_idx l = 0; l < lines; l++, line += across, to += 64 * pitch) {{
+                const float *x = line;
+                for (cv_idx i = 0; i < n; i++, x += row)
+                    cv_amx_split(*(const cv_amx_fu *)x, *(const cv_amx_fu *)(x + half),
+                                 to + 64 * i, 64 * plane);
+            }}
             continue;
         }}
         const cv_idx second = u == bare ? 0 : half;
@@ -129,11 +135,13 @@ static __attribute__((noinline)) void {self.name}(const float *a, uint16_t *stag
             first[i] = u != bare || i < rest ? 0xffffffffu : 0;
             last[i] = u != bare && i < rest ? 0xffffffffu : 0;
         }}
-        for (cv_idx i = 0; i < n; i++) {{
-            const cv_amx_fu *const x = (const cv_amx_fu *)(a + i * row);
-            const cv_amx_fu *const y = (const cv_amx_fu *)(a + i * row + second);
-            cv_amx_split((cv_amx_f)((cv_amx_u)*x & first), (cv_amx_f)((cv_amx_u)*y & last),
-                         to + 64 * i, 64 * plane);
+        for (cv_idx l = 0; l < lines; l++, line += across, to += 64 * pitch) {{
+            for (cv_idx i = 0; i < n; i++) {{
+                const cv_amx_fu *const x = (const cv_amx_fu *)(line + i * row);
+                const cv_amx_fu *const y = (const cv_amx_fu *)(line + i * row + second);
+                cv_amx_split((cv_amx_f)((cv_amx_u)*x & first), (cv_amx_f)((cv_amx_u)*y & last),
+                             to + 64 * i, 64 * plane);
+            }}
         }}
     }}
 }}
