@@ -30,7 +30,9 @@ def stray_is_safe(
     layout = storage.layout(storage.root(anchor))
     block = layout.block
     axis = layout.blocked_axis
-    if block <= 1 or axis < 0 or axis >= anchor.rank or {a for a, _, n in layout.dims if n} != {axis}:
+    whole = [a for a, _, _ in layout.dims]  # but for windows, the part of an axis that there is at a time
+    split = {a for a, _, n in layout.dims if n and whole.count(a) > 1}
+    if block <= 1 or axis < 0 or axis >= anchor.rank or split != {axis}:
         return False
     if (static(anchor.shape[axis]) or 1) % block == 0:
         return True

@@ -28,7 +28,7 @@ from cuvil.schedule.group import Group
 from cuvil.schedule.place import Placer
 from cuvil.schedule.storage import Layout, Storage
 
-LARGE = 1.0
+LARGE = 0.75
 """Parts of the second-level cache beyond which a tensor between two kernels is worth a window."""
 
 SMALL = 0.25

@@ -10,6 +10,7 @@ from codegen.sandbox import Isa, schedule_of
 from zoo.net import Net
 
 from cuvil.codegen.tuned import claims
+from cuvil.ir.loops import For, walk
 from cuvil.ir.primitives import static
 from cuvil.ir.verify import InternalError
 from cuvil.schedule import verify
@@ -252,3 +253,16 @@ def test_the_verifier_finds_a_window_outside_of_its_chain() -> None:
     s.strips = []
     with pytest.raises(InternalError, match="no chain's"):
         verify.schedule(s)
+
+
+def test_a_window_takes_what_lies_beyond_the_last_channel() -> None:
+    """The 10 channels of a window's block of 16 are written as whole blocks, without a loop of 10."""
+    net = Net("n", 1)
+    x = net.op("Relu", net.conv(net.input("x", [1, 3, 64, 64]), 3, 10, 3))
+    net.output(net.op("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2]), "y", [1, 10, 32, 32])
+    s = scheduled(net, 256 * KIB)
+    (chain,) = s.strips
+    first = s.kernels[chain.first]
+    assert chain.windows
+    loops = [static(loop.stop) for loop in walk(first.body) if isinstance(loop, For) and loop.kind == "simd"]
+    assert set(loops) == {16}
