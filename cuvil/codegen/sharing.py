@@ -33,6 +33,10 @@ MAPS, SUMS, TUNED, FILLS = 4e3, 80e3, 6e3, 32e3
 the vectors of a tuned kernel; elements of a tensor whose border is filled.  Measured on a Xeon of 2023
 (AVX-512)."""
 
+STAGED = 0.75
+"""Time of products whose operands are staged in scratch memory first, Winograd's or those of AMX tiles, of
+that of vectors."""
+
 REMOTE, MEMORY = 13e3, 28e3
 """Bytes in a microsecond of what another core wrote, and of constants from beyond the second cache."""
 
@@ -156,7 +160,8 @@ class _Plan:
             if kernel.tag == "border":
                 time += size / FILLS
             elif isinstance(d, Reduce):
-                time += size / (TUNED * lanes if lanes else SUMS)
+                staged = STAGED if kernel.slot is not None else 1.0
+                time += staged * size / (TUNED * lanes) if lanes else size / SUMS
             elif not lanes:
                 time += size / MAPS
         constants = sum(v.array.nbytes for v in _read(kernel) if v.is_constant)
