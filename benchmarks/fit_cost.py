@@ -1,9 +1,9 @@
 """Fits the cost model to this machine: ``python -m benchmarks.fit_cost --help``.
 
-Some ninety small networks, most of them of one kernel, are compiled and timed; the model's parameters are
-fitted to them, and the intervals are calibrated by the residuals of models that were left out of the fit
-(five folds).  Then networks of the zoo, which had no part in either, are predicted and measured: the
-error and the share that lies in its interval.
+Some hundred and twenty small networks, most of them of one kernel, are compiled and timed; the model's
+parameters are fitted to them, and the intervals are calibrated by the residuals of models that were left
+out of the fit (five folds).  Then networks of the zoo, which had no part in either, are predicted and
+measured: the error and the share that lies in its interval.
 
 Printed is the ``cost`` mapping for a device of a profile.  With ``--work`` the libraries are kept and
 reused.
@@ -12,8 +12,10 @@ reused.
 from __future__ import annotations
 
 import argparse
+import datetime
 import math
 import random
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +32,8 @@ from zoo.net import Net, f32, i64
 from zoo.registry import find
 
 import cuvil
-from cuvil import artefacts
+from benchmarks.latency import machine
+from cuvil import artefacts, fsio
 from cuvil.cost import model, uncertainty
 from cuvil.cost.estimate import cpu_devices, machine_of, scheduled
 from cuvil.cost.model import Measurement
@@ -38,11 +41,12 @@ from cuvil.cost.parameters import Parameters, of_device
 from cuvil.frontend.onnx_reader import read_model
 from cuvil.ir import expr
 from cuvil.session import Session
-from cuvil.target.schema import load
+from cuvil.target.schema import Target, at_level, load
 
 HELD_OUT = (
     "digits", "vowels", "ds_cnn", "mlp", "lstm", "gru", "bert_encoder_layer", "bert_mini", "squeezenet",
-    "unet", "mobilenet_v2", "resnet18", "magika", "crepe_tiny", "mtcnn_onet",
+    "unet", "mobilenet_v2", "resnet18", "magika", "crepe_tiny", "mtcnn_onet", "mobilenet_v1",
+    "efficientnet_lite0", "silero_vad_16k_sequence", "minilm", "vit_small",
 )  # fmt: skip
 """Networks that are predicted and measured but never fitted to."""
 
@@ -74,6 +78,14 @@ CONVOLUTIONS = (
     (32, 32, 3, 1, 32, 56), (96, 96, 3, 2, 96, 56), (144, 144, 3, 1, 144, 28), (384, 384, 3, 1, 384, 14),
     (64, 64, 3, 1, 64, 7), (64, 64, 3, 1, 2, 28),
 )  # fmt: skip
+INNER_CONVOLUTIONS = (
+    (32, 64, 3, 2, 1, 56), (128, 128, 3, 2, 1, 28), (256, 256, 3, 1, 1, 14), (256, 512, 3, 2, 1, 14),
+    (512, 512, 3, 1, 1, 7), (64, 256, 1, 1, 1, 56), (64, 128, 1, 1, 1, 28), (144, 32, 1, 1, 1, 28),
+    (256, 128, 1, 2, 1, 28), (384, 96, 1, 1, 1, 14), (96, 576, 1, 1, 1, 14), (960, 160, 1, 1, 1, 7),
+    (128, 96, 5, 1, 1, 14), (64, 64, 3, 1, 1, 28), (256, 256, 3, 1, 256, 14),
+)  # fmt: skip
+"""Those that have a network around them, and so channels in blocks on both sides."""
+
 BYTE_CONVOLUTIONS = (
     (32, 64, 3, 1, 1, 28), (64, 64, 3, 1, 1, 56), (256, 256, 3, 1, 1, 7), (64, 128, 1, 1, 1, 28),
     (16, 32, 3, 2, 1, 56),
@@ -81,7 +93,8 @@ BYTE_CONVOLUTIONS = (
 # m, k, n
 PRODUCTS = (
     (1, 64, 10), (1, 256, 256), (1, 1024, 1000), (1, 2048, 2048), (8, 128, 128), (32, 256, 256), (64, 64, 64),
-    (100, 300, 70), (128, 256, 1024), (128, 512, 512), (256, 768, 768), (7, 33, 49),
+    (100, 300, 70), (128, 256, 1024), (128, 512, 512), (256, 768, 768), (7, 33, 49), (24, 768, 768),
+    (48, 128, 512), (64, 1024, 256), (128, 768, 3072), (197, 192, 576), (1024, 64, 64), (512, 320, 32),
 )  # fmt: skip
 BYTE_PRODUCTS = ((1, 512, 512), (64, 256, 256), (128, 256, 1024))
 POOLS = (
@@ -95,6 +108,8 @@ def cases() -> Iterator[Case]:
     """The networks that the model is fitted to."""
     for c in CONVOLUTIONS:
         yield Case("conv{}x{}k{}s{}g{}h{}".format(*c), partial(_conv, spec=c))
+    for c in INNER_CONVOLUTIONS:
+        yield Case("inner{}x{}k{}s{}g{}h{}".format(*c), partial(_inner, spec=c))
     for c in BYTE_CONVOLUTIONS:
         yield Case("byteconv{}x{}k{}s{}g{}h{}".format(*c), partial(_conv, spec=c, stem=4), "int8")
     for m, k, n in PRODUCTS:
@@ -131,6 +146,14 @@ def _conv(net: Net, spec: tuple[int, ...], stem: int = 0) -> None:
     x = net.op("Relu", net.conv(x, stem, c_in, 1)) if stem else x
     y = net.conv(x, c_in, c_out, kernel, stride=stride, groups=groups)
     net.output(net.op("Relu", y), "y", [1, c_out, out, out])
+
+
+def _inner(net: Net, spec: tuple[int, ...]) -> None:
+    """A convolution behind a small one, in front of a global pool."""
+    c_in, c_out, kernel, stride, groups, size = spec
+    x = net.op("Relu", net.conv(net.input("x", [1, 4, size, size]), 4, c_in, 1))
+    y = net.op("Relu", net.conv(x, c_in, c_out, kernel, stride=stride, groups=groups))
+    net.output(net.op("GlobalAveragePool", y), "y", [1, c_out, 1, 1])
 
 
 def _gemm(net: Net, m: int, k: int, n: int) -> None:
@@ -222,10 +245,10 @@ class Subject:
     seconds: float = math.inf
 
 
-def prepared(folder: Path, path: Path, feeds: Feeds, target: str, quantization: str = "none") -> Subject:
+def prepared(folder: Path, path: Path, feeds: Feeds, target: Target, quantization: str = "none") -> Subject:
     """Compile into `folder` and load, or only load what an earlier run has left there."""
     record = folder / "done"
-    out = artefacts.layout(folder, path.stem, load(target))
+    out = artefacts.layout(folder, path.stem, target)
     if not record.exists():
         cuvil.compile(
             path,
@@ -277,17 +300,31 @@ def left_out(measurements: Sequence[Measurement], start: Parameters, p: float) -
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("--target", default="host", help="profile of this machine")
-    parser.add_argument("--work", type=Path, help="folder for libraries and timings, kept and reused")
+    parser.add_argument("--isa", help="level of its CPU that is compiled for, where not the profile's")
+    parser.add_argument("--work", type=Path, help="folder for libraries, kept and reused")
     parser.add_argument("--rounds", type=int, default=6, help="rounds of timing")
     parser.add_argument("--no-check", action="store_true", help="skip the held-out networks")
+    parser.add_argument("--output", type=Path, help="JSON file for the parameters and all that was measured")
     options = parser.parse_args(arguments)
+    target = load(options.target)
+    if options.isa:
+        target = replace(target, devices=tuple(at_level(d, options.isa) for d in target.devices))
+    report: dict[str, Any] = {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "command": ["python", "-m", "benchmarks.fit_cost", *arguments],
+        "machine": machine(),
+    }
     with tempfile.TemporaryDirectory() as temporary:
-        run(options.work or Path(temporary), options.target, options.rounds, not options.no_check)
+        work = options.work or Path(temporary)
+        report |= run(work, target, options.rounds, not options.no_check)
+    if options.output:
+        fsio.write_json(options.output, report)
 
 
-def built(work: Path, target: str) -> Iterator[Subject]:
+def built(work: Path, target: Target) -> Iterator[Subject]:
     """The libraries of all `cases`."""
     for number, case in enumerate(cases()):
         folder = work / case.name
@@ -302,7 +339,7 @@ def built(work: Path, target: str) -> Iterator[Subject]:
         yield prepared(folder, path, feeds, target, case.quantization)
 
 
-def held_out(work: Path, target: str) -> Iterator[Subject]:
+def held_out(work: Path, target: Target) -> Iterator[Subject]:
     """The libraries of the networks of `HELD_OUT`."""
     trained = Path(__file__).resolve().parent.parent / "models"
     for name in HELD_OUT:
@@ -318,9 +355,9 @@ def held_out(work: Path, target: str) -> Iterator[Subject]:
         yield prepared(folder, path, entry.inputs(), target)
 
 
-def run(work: Path, target: str, rounds: int, check: bool) -> None:
-    """Compile, time, fit, print."""
-    board = load(target).slice("partition")
+def run(work: Path, target: Target, rounds: int, check: bool) -> dict[str, Any]:
+    """Compile, time, fit, print; the device, its parameters and the networks as data."""
+    board = target.slice("partition")
     device = board["devices"][cpu_devices(board)[0]]
     begin = time.perf_counter()
     subjects = list(built(work, target))
@@ -338,11 +375,27 @@ def run(work: Path, target: str, rounds: int, check: bool) -> None:
         print(f"  {s.name:28} {m.family:12} {took}, off by {inside:+.2f}, left out {outside:+.2f}")
     show_errors("fitted", model.residuals(measured, fitted))
     show_errors("left out", np.array(errors))
-    print(yaml.safe_dump({"cost": fitted.to_cost()}, sort_keys=False))
+    cost = fitted.to_cost()
+    print(yaml.safe_dump({"cost": cost}, sort_keys=False))
+    rows = [row(s.name, m, fitted) for s, m in zip(subjects, measured)]
+    report = {"target": board, "cost": cost, "fitted": rows}
     if check:
         others = list(held_out(work, target))
         time_all(others, rounds)
-        check_held_out(others, board, fitted)
+        report["held_out"] = [row(s.name, measurement(s, board), fitted) for s in others]
+        show_held_out(report["held_out"])
+    return report
+
+
+def row(name: str, m: Measurement, fitted: Parameters) -> dict[str, Any]:
+    """What a network took and was predicted to take, in microseconds."""
+    predicted = float(model.times(m.nominal, fitted).sum())
+    deviation = uncertainty.log_deviation(m.nominal, fitted)
+    low, high = uncertainty.interval(
+        predicted, uncertainty.half_width(deviation, fitted.spread.get(m.family))
+    )
+    times = {"measured_us": m.seconds, "predicted_us": predicted, "low_us": low, "high_us": high}
+    return {"name": name, "family": m.family, **{k: round(1e6 * t, 3) for k, t in times.items()}}
 
 
 def show_errors(what: str, errors: np.ndarray) -> None:
@@ -355,24 +408,18 @@ def show_errors(what: str, errors: np.ndarray) -> None:
     )
 
 
-def check_held_out(subjects: Sequence[Subject], board: dict[str, Any], fitted: Parameters) -> None:
+def show_held_out(rows: Sequence[dict[str, Any]]) -> None:
     """Compare predictions and measurements of networks that had no part in the fit."""
-    errors, inside = [], 0
-    for s in subjects:
-        m = measurement(s, board)
-        predicted = float(model.times(m.nominal, fitted).sum())
-        deviation = uncertainty.log_deviation(m.nominal, fitted)
-        half = uncertainty.half_width(deviation, fitted.spread.get(m.family))
-        low, high = uncertainty.interval(predicted, half)
-        hit = low <= m.seconds <= high
+    inside = 0
+    for r in rows:
+        hit = r["low_us"] <= r["measured_us"] <= r["high_us"]
         inside += hit
-        errors.append(math.log(m.seconds / predicted))
-        said = f"predicted {predicted * 1e6:8.1f} us [{low * 1e6:.1f}, {high * 1e6:.1f}]"
-        took = f"measured {m.seconds * 1e6:8.1f} us"
-        print(f"  {s.name:20} {m.family:8} {said}, {took}: {'inside' if hit else 'OUTSIDE'}")
-    if errors:
-        show_errors("held out", np.array(errors))
-        print(f"inside their interval: {inside} of {len(errors)}, nominal {100 * uncertainty.COVERAGE:.0f} %")
+        said = f"predicted {r['predicted_us']:8.1f} us [{r['low_us']:.1f}, {r['high_us']:.1f}]"
+        took = f"measured {r['measured_us']:8.1f} us"
+        print(f"  {r['name']:20} {r['family']:8} {said}, {took}: {'inside' if hit else 'OUTSIDE'}")
+    if rows:
+        show_errors("held out", np.log([r["measured_us"] / r["predicted_us"] for r in rows]))
+        print(f"inside their interval: {inside} of {len(rows)}, nominal {100 * uncertainty.COVERAGE:.0f} %")
 
 
 if __name__ == "__main__":

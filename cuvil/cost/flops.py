@@ -39,6 +39,7 @@ class Work:
         scalar_slots: the same outside vectorised loops.
         dot_slots: those of the slots that are int8 dot products of a tuned kernel.
         entries: how often an innermost loop is entered.
+        cycles: processor cycles of the micro-kernels that say theirs, which are in no slots.
         tiles: how often a tuned micro-kernel is called.
         scattered: elements that vectorised loops load or store one by one, not being neighbours.
     """
@@ -49,6 +50,7 @@ class Work:
     slots: float = 0.0
     scalar_slots: float = 0.0
     dot_slots: float = 0.0
+    cycles: float = 0.0
     entries: float = 0.0
     tiles: float = 0.0
     scattered: float = 0.0
@@ -75,6 +77,7 @@ class _Tally:
     slots: float = 0.0
     scalar: float = 0.0
     dots: float = 0.0
+    cycles: float = 0.0
     tiles: float = 0.0
     scattered: float = 0.0
 
@@ -129,14 +132,18 @@ class _Counter:
             slots=both.slots,
             scalar_slots=both.scalar,
             dot_slots=main.dots,
+            cycles=main.cycles,
             entries=sum(entries.values()),
             tiles=main.tiles,
             scattered=both.scattered,
         )
 
     def _micro(self, site: Site, s: Micro, main: _Tally) -> None:
-        """A tile of a tuned kernel, idle lanes and rows included; less where it is faster than vectors."""
-        amount = self.sizes(s.flops) * site.runs / getattr(s.kernel, "speed", 1.0)
+        """A call of a tuned kernel: its cycles, or its tile's operations, idle lanes and rows included."""
+        if s.cycles is not None:
+            main.cycles += self.sizes(s.cycles) * site.runs
+            return
+        amount = self.sizes(s.flops) * site.runs
         main.slots += amount
         main.tiles += site.runs
         if getattr(s.kernel, "dot", False):

@@ -1,6 +1,6 @@
 """From a kernel's work and traffic to its time on a device.
 
-``t = t_launch + LSE_p(F / (eta P), Q_llc / BW_llc, Q_dram / BW_dram)`` with the smooth maximum
+``t = t_call + t_launch + LSE_p(F / (eta P), Q_llc / BW_llc, Q_dram / BW_dram)`` with the smooth maximum
 ``LSE_p(x) = (sum x ** p) ** (1 / p)``: p = 1 adds the three up, a large p is the roofline.  F are the
 operations as the device feels them (`cuvil.cost.flops.Work.slots`), whose vectors may be partly
 filled; eta depends on the class of the kernel.  A time never beats the roofline: the peak at the clock
@@ -116,6 +116,8 @@ def tag_of(kernel: Kernel) -> str:
     if any(v.scan is not None for v in kernel.values):
         return "scan"
     tiles = [s for s in walk(kernel.body) if isinstance(s, Micro)]
+    if any(s.cycles is not None for s in tiles):
+        return "amx"
     if any(not is_float(v.dtype) for s in tiles for v, _ in s.reads[:1]):
         dot = all(getattr(s.kernel, "dot", False) for s in tiles)
         return f"{kernel.tag}_i8" if dot and f"{kernel.tag}_i8" in TAGS else "tuned"
@@ -156,6 +158,7 @@ def features(
             points *= sizes(v.args[0])
         cores = max(min(device.threads, points), 1.0)
         nominal = np.zeros(len(NAMES))
+        nominal[_INDEX["call"]] = 0.0 if result else 1.0  # the first kernel's share, for the sum to be right
         nominal[_INDEX["launch"]] = 1.0
         nominal[_INDEX["entry"]] = work.entries / cores
         nominal[_INDEX["tile"]] = work.tiles / cores
@@ -163,9 +166,10 @@ def features(
         nominal[_INDEX["scalar"]] = work.scalar_slots / device.clock / cores
         nominal[_INDEX["llc"]] = near.total / (LLC_BYTES_PER_CYCLE * device.clock * cores)
         nominal[_INDEX["dram"]] = far.total / device.bandwidth
-        plain = (work.slots - work.dot_slots) / device.peak
+        plain = (work.slots - work.dot_slots) / device.peak + work.cycles / device.clock
         nominal[_INDEX[f"eta.{tag_of(kernel)}"]] = (plain + work.dot_slots / device.peak_i8) / cores
-        done = work.slots + work.scalar_slots  # less than what is counted where an algorithm saves some
+        done = work.slots + work.scalar_slots + work.cycles * device.peak / device.clock
+        # less than what is counted where an algorithm saves some
         counted = min(work.flops + work.epilogue_flops, done)
         rate = device.peak * cores * device.parameters.boost
         floor = max(counted / rate, far.total / device.bandwidth)

@@ -19,22 +19,25 @@ from cuvil.errors import TargetError
 Floats = npt.NDArray[np.float64]
 
 TAGS = (
-    "border", "contraction", "conv", "conv_i8", "copy", "gemm", "gemm_i8", "map", "opaque", "reduce", "rows",
-    "scan", "tuned",
+    "amx", "border", "contraction", "conv", "conv_i8", "copy", "gemm", "gemm_i8", "map", "opaque", "reduce",
+    "rows", "scan", "tuned",
 )  # fmt: skip
 """Classes of kernels with an efficiency of their own: the kernels' tags, with ``_i8`` behind that of a tuned
 kernel made of byte dot products.  Others count as ``map``, or as ``tuned`` where
 they hold a tuned micro-kernel."""
 
-NAMES = ("launch", "entry", "tile", "scatter", "scalar", "llc", "dram", *(f"eta.{tag}" for tag in TAGS))
+NAMES = (
+    "call", "launch", "entry", "tile", "scatter", "scalar", "llc", "dram", *(f"eta.{tag}" for tag in TAGS)
+)  # fmt: skip
 """The factors, in the order of `Parameters.factors`.
 
-launch: seconds to call a kernel; entry: seconds to enter an innermost loop; tile: seconds to call a
-tuned micro-kernel; scatter: seconds to load or store an element of a vector on its own; scalar: cycles of
-an operation outside vectorised loops; llc, dram: nominal over achieved bandwidth; eta.<tag>: nominal
-over achieved rate of vectorised operations, the inverse of the efficiency of that class."""
+call: seconds to call a library; launch: seconds to call a kernel; entry: seconds to enter an innermost
+loop; tile: seconds to call a tuned micro-kernel; scatter: seconds to load or store an element of a vector
+on its own; scalar: cycles of an operation outside vectorised loops; llc, dram: nominal over achieved
+bandwidth; eta.<tag>: nominal over achieved rate of vectorised operations, or of the cycles that
+micro-kernels state, the inverse of the efficiency of that class."""
 
-GROUPS = np.array([0, 1, 1, 1, 1, 2, 3, *(1 for _ in TAGS)])
+GROUPS = np.array([0, 0, 1, 1, 1, 1, 2, 3, *(1 for _ in TAGS)])
 """0: added as it is; 1, 2, 3: the arguments compute, LLC and DRAM of the smooth maximum."""
 
 PRIOR_DEVIATION = 0.7
@@ -86,9 +89,10 @@ def _short(x: float) -> float:
 
 
 DEFAULT: dict[str, Any] = {
-    "launch": 1e-7, "entry": 2e-9, "tile": 5e-9, "scatter": 1e-9, "scalar": 0.1, "llc": 1.5, "dram": 1.3,
+    "call": 3e-7, "launch": 1e-7, "entry": 2e-9, "tile": 5e-9, "scatter": 1e-9, "scalar": 0.1, "llc": 1.5,
+    "dram": 1.3,
     "eta": {
-        "border": 0.1, "contraction": 0.3, "conv": 0.7, "conv_i8": 0.5, "copy": 0.1, "gemm": 0.7,
+        "amx": 1.0, "border": 0.1, "contraction": 0.3, "conv": 0.7, "conv_i8": 0.5, "copy": 0.1, "gemm": 0.7,
         "gemm_i8": 0.5, "map": 0.2, "opaque": 0.02, "reduce": 0.2, "rows": 0.2, "scan": 0.3, "tuned": 0.1,
     },
     "p": 2.0, "alpha": ALPHA, "sigma": 0.4, "deviation": {}, "spread": {},

@@ -84,6 +84,7 @@ class Micro:
     equal descriptions share one function); `arguments` are (value, indices) whose addresses are
     passed, then plain index arguments.  What it touches follows from its tile of sums, the last two axes of
     the value written, unless `touches` says how many elements of each value read and of the one written.
+    What a call takes follows from `flops`, unless `cycles` says how many processor cycles.
     """
 
     kernel: Any
@@ -92,6 +93,7 @@ class Micro:
     arguments: tuple[Expr, ...] = ()
     flops: Expr = field(default_factory=lambda: E.const(0))
     touches: tuple[int, ...] = ()
+    cycles: Expr | None = None
 
 
 Stmt = Union[For, Store, Accumulate, Declare, If, While, Let, Micro]

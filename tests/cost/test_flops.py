@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import pytest
-from cost_nets import conv, layer_norm, matmul, scheduled, unary
+from cost_nets import board, conv, graph, layer_norm, matmul, scheduled, unary
 from zoo.net import Net
 
+from cuvil.codegen.tuned.amxtile import CONVERT, ENTRY, SPLIT, STEP, TILE
+from cuvil.cost import estimate
 from cuvil.cost.flops import Work, count
 from cuvil.cost.nests import Sizes, nest
 from cuvil.ir import expr as E
@@ -149,3 +151,19 @@ def test_locals_are_neither_loads_nor_stores() -> None:
         For(j, j.args[0], (Store(y, (j,), E.load(row, (j,))),), "simd"),
     )
     assert count(Kernel("k", (), body, (), (y,)), Storage(), Sizes(), 4).slots == 4
+
+
+def test_micro_kernels_that_state_their_cycles() -> None:
+    """A product of [128, 768] by [768, 768] on tiles of 32 x 32: 4 times 24 tiles of 24 steps, the right operand
+    converted once, 128 positions of 24 pairs staged."""
+    net = graph(matmul(128, 768, 768))
+    amx = board().slice("partition")
+    caches = {"l1d": 48 << 10, "l2": 2 << 20, "l3": 48 << 20, "line": 64}
+    amx["devices"]["socket0"] |= {"isa": "x86-64-v4-amx", "amx": True, "caches": caches}
+    s = estimate.scheduled(net, amx, "socket0")
+    (work,) = (count(k, s.storage, Sizes(), 16) for k in s.kernels)
+    steps = 24 * 24
+    assert work.cycles == 4 * steps * STEP + steps * CONVERT + 4 * 24 * TILE + 128 * 24 * SPLIT + ENTRY
+    assert work.flops == 2 * 128 * 768 * 768
+    assert work.slots < 0.01 * work.flops, "the epilogue's"
+    assert work.tiles == 0

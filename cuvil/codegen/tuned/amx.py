@@ -20,9 +20,14 @@ from dataclasses import dataclass, replace
 from cuvil.codegen.tuned import contract
 from cuvil.codegen.tuned.amxtile import (
     COLUMNS,
+    CONVERT,
+    ENTRY,
     PAIR,
     POSITIONS,
+    SPLIT,
+    STEP,
     STEP_BYTES,
+    TILE,
     UNITS,
     Convert,
     Product,
@@ -57,9 +62,8 @@ MIN_GAIN = 1.1
 """Times faster than vectors that is worth it."""
 
 # processor cycles, as measured
-_STEP, _CONVERT, _TILE, _SPLIT, _ENTRY, _VECTOR = 400.0, 400.0, 200.0, 11.0, 1500.0, 1.2
-"""Of a step; of converting the right operand of a step, as far as tiles do not hide it; of calling for a tile
-of sums; of staging a pair of one position; of a strip; of two multiply-adds of vectors."""
+_VECTOR = 1.2
+"""Of two multiply-adds of vectors."""
 
 _SHARED, _REMOTE, _MEMORY = 25e3, 0.2, 0.1
 """Of a kernel that is too short for threads to share; of a byte that another core wrote; of a byte of the
@@ -286,9 +290,9 @@ class _Builder(contract.Builder):
             strips, staged = area.axes[0].size / area.lines, sum(n * m for _, n, m in area.classes)
         else:
             strips, staged = self._positions(area) / area.width, area.width
-        steps = self._steps() * (area.blocks * _STEP + _CONVERT)
+        steps = self._steps() * (area.blocks * STEP + CONVERT)
         items = -(-self._items() // cuts)
-        each = staged * self.pairs * _SPLIT + items * (steps + area.blocks * _TILE) + _ENTRY
+        each = staged * self.pairs * SPLIT + items * (steps + area.blocks * TILE) + ENTRY
         if threads == 1:
             return strips * each
         runs = math.prod(static(r.args[0]) or 1 for r in (*self.c.batch, *self.outer))
@@ -352,7 +356,7 @@ class _Builder(contract.Builder):
             body += [*self._stage(done, pairs), self._first(i, done), *self._items_loop(i, done)]
             done += pairs
         nothing = (self.slot, E.const(0), E.const(0))
-        body.append(Micro(Release(), (), (self.scratch[0], nothing), touches=(0,)))
+        body.append(Micro(Release(), (), (self.scratch[0], nothing), touches=(0,), cycles=E.const(ENTRY)))
         numbers = [v for v in (self.strip, self.part) if v.op == "var"]
         parallel = list(dict.fromkeys([*c.batch, *self.outer, *numbers]))
         if few is not None:
@@ -413,7 +417,8 @@ class _Builder(contract.Builder):
             arguments = (n, row, lines, across, *map(E.const, sizes))
             read *= pairs * PAIR
             source, place = (c.a.attr, tuple(at)), (self.scratch[0], (self.slot, to, E.const(0)))
-            return Micro(Stage(), (source,), place, arguments, E.const(read * 5 // 2), (read, 3 * read))
+            cycles = n * lines * (pairs * SPLIT)
+            return Micro(Stage(), (source,), place, arguments, touches=(read, 3 * read), cycles=cycles)
 
         zero, one = E.const(0), E.const(1)
         if area.axes is None:
@@ -475,8 +480,9 @@ class _Builder(contract.Builder):
         arguments = (self._second(zero), *map(E.const, (start, taps, units, bare)))
         steps = units // UNITS
         to = (self.scratch[1], (self.slot, zero, zero))
-        return Micro(Convert(), (self._w(zero),), to, arguments, E.const(40 * 64 * steps),
-                     (steps * PAIR * COLUMNS, STEP_BYTES // 2 * steps))  # fmt: skip
+        touches = (steps * PAIR * COLUMNS, STEP_BYTES // 2 * steps)
+        cycles = E.const(steps * CONVERT)
+        return Micro(Convert(), (self._w(zero),), to, arguments, touches=touches, cycles=cycles)
 
     def _items_loop(self, i: int, done: int) -> list[Stmt]:
         """The sums of a part of k, for all items of columns."""
@@ -501,10 +507,12 @@ class _Builder(contract.Builder):
         if j + 1 < len(chunks):
             start, count, bare = self._source(i, j + 1, done)
             following, units = item, E.const(count)
+            converted = units
         else:
             start, count, bare = self._source(i, 0, done)
             following = E.minimum(item + 1, self.count - 1)
             units = E.minimum(self.count - 1 - item, 1) * count
+            converted = E.floordiv(count * (self.count - 1), self.count)  # on average
         kernel = Product(self._places())
         staged = sum(chunks[:j]) // taps * 3 * area.plane()
         plane = area.plane()
@@ -535,8 +543,8 @@ class _Builder(contract.Builder):
             share * PAIR * COLUMNS, steps * 3 * 1024, steps * STEP_BYTES // 2, share * STEP_BYTES // 2,
             0 if first else 1024, 1024,
         )  # fmt: skip
-        flops = E.const(2 * POSITIONS * PAIR * COLUMNS * steps)
-        micro = Micro(kernel, reads, writes, arguments, flops, touches)
+        cycles = E.const(steps * STEP + TILE) + E.floordiv(converted * (CONVERT // UNITS), number)
+        micro = Micro(kernel, reads, writes, arguments, touches=touches, cycles=cycles)
         body: list[Stmt] = [micro]
         if last:
             panel = self.part * self.share + item
