@@ -150,7 +150,7 @@ def features(
     nests = [nest(kernel, sizes) for kernel in schedule.kernels]
     moved = dram.Movement(schedule, sizes, nests, device.line)
     outer, inner = moved.traffic(device.outer, alpha), moved.traffic(device.inner, alpha)
-    result = []
+    result: list[Features] = []
     for kernel, loops, far, near in zip(schedule.kernels, nests, outer, inner):
         work = flops.count(kernel, schedule.storage, sizes, device.lanes, loops)
         points = 1.0

@@ -99,27 +99,44 @@ DEFAULT: dict[str, Any] = {
 }  # fmt: skip
 """The parameters of a device of which nothing was measured, as a profile's ``cost`` would give them."""
 
-_SAPPHIRE_RAPIDS: dict[str, Any] = {
-    "launch": 4.6e-07, "entry": 5.11e-10, "tile": 6.03e-09, "scatter": 1.82e-10, "scalar": 0.0694,
-    "llc": 1.45, "dram": 1.42, "p": 1.0, "alpha": 0.85, "sigma": 0.313,
+_AVX512: dict[str, Any] = {
+    "alpha": 0.85, "call": 2.04e-07, "dram": 1.42, "entry": 5.07e-10, "launch": 1.86e-07, "llc": 1.63,
+    "p": 2.0, "scalar": 0.0585, "scatter": 2.2e-10, "sigma": 0.276, "tile": 9.94e-09,
     "eta": {
-        "border": 0.0992, "contraction": 0.626, "conv": 1.17, "conv_i8": 1.31, "copy": 0.1,
-        "gemm": 1.18, "gemm_i8": 1.26, "map": 0.213, "opaque": 0.02, "reduce": 0.532,
-        "rows": 0.304, "scan": 0.489, "tuned": 0.11,
+        "amx": 1.0, "border": 0.103, "contraction": 0.781, "conv": 1.07, "conv_i8": 1.26, "copy": 0.1,
+        "gemm": 1.12, "gemm_i8": 1.12, "map": 0.402, "opaque": 0.02, "reduce": 0.568, "rows": 0.332,
+        "scan": 0.502, "tuned": 0.11,
     },
     "deviation": {
-        "launch": 0.156, "entry": 0.317, "scatter": 0.21, "llc": 0.152, "contraction": 0.219,
-        "conv": 0.0686, "conv_i8": 0.34, "gemm": 0.101, "gemm_i8": 0.266, "map": 0.135,
-        "reduce": 0.325, "rows": 0.135, "scan": 0.168, "tuned": 0.306,
+        "call": 0.469, "contraction": 0.385, "conv": 0.0534, "conv_i8": 0.186, "entry": 0.284, "gemm":
+        0.0679, "gemm_i8": 0.209, "launch": 0.492, "llc": 0.12, "map": 0.133, "reduce": 0.301, "rows":
+        0.117, "scan": 0.148, "scatter": 0.117,
     },
-    "spread": {
-        "conv": 0.78, "gemm": 0.582, "map": 0.516, "network": 0.437,
-    },
+    "spread": {"conv": 0.143, "gemm": 0.131, "map": 0.669, "network": 0.212},
 }  # fmt: skip
-"""``benchmarks/fit_cost.py`` on a virtual machine of this family, whose profile gives 2.6 GHz; an efficiency
-above 1 says that the clock was higher."""
 
-MEASURED: dict[str, dict[str, Any]] = {"x86-64-v4": _SAPPHIRE_RAPIDS, "x86-64-v4-vnni": _SAPPHIRE_RAPIDS}
+_AMX: dict[str, Any] = {
+    "alpha": 0.85, "call": 2.79e-07, "dram": 1.43, "entry": 5.59e-10, "launch": 9.72e-08, "llc": 1.4, "p":
+    1.0, "scalar": 0.0791, "scatter": 2.11e-10, "sigma": 0.275, "tile": 5.56e-09,
+    "eta": {
+        "amx": 1.1, "border": 0.109, "contraction": 0.788, "conv": 1.09, "conv_i8": 1.22, "copy": 0.1,
+        "gemm": 1.16, "gemm_i8": 1.06, "map": 0.432, "opaque": 0.02, "reduce": 0.594, "rows": 0.34,
+        "scan": 0.465, "tuned": 0.1,
+    },
+    "deviation": {
+        "amx": 0.0631, "call": 0.282, "contraction": 0.385, "conv": 0.0643, "conv_i8": 0.181, "entry":
+        0.264, "gemm": 0.131, "gemm_i8": 0.201, "llc": 0.128, "map": 0.14, "reduce": 0.313, "rows": 0.12,
+        "scan": 0.141, "scatter": 0.12,
+    },
+    "spread": {"amx": 0.323, "conv": 0.71, "map": 0.531, "network": 0.201},
+}  # fmt: skip
+"""What ``benchmarks/fit_cost.py`` found (``benchmarks/results/cost-avx512.json``, ``cost-amx.json``) on a
+virtual machine of a Xeon of 2023, whose profile gives 2.6 GHz; an efficiency above 1 says that the clock was
+higher."""
+
+MEASURED: dict[str, dict[str, Any]] = {
+    "x86-64-v4": _AVX512, "x86-64-v4-vnni": _AVX512, "x86-64-v4-amx": _AMX,
+}  # fmt: skip
 """Measured parameters by instruction set."""
 
 

@@ -154,8 +154,8 @@ def test_locals_are_neither_loads_nor_stores() -> None:
 
 
 def test_micro_kernels_that_state_their_cycles() -> None:
-    """A product of [128, 768] by [768, 768] on tiles of 32 x 32: 4 times 24 tiles of 24 steps, the right operand
-    converted once, 128 positions of 24 pairs staged."""
+    """A product of [128, 768] by [768, 768] on tiles of 32 x 32: 4 times 24 tiles of 24 steps, the right
+    operand converted once, 128 positions of 24 pairs staged."""
     net = graph(matmul(128, 768, 768))
     amx = board().slice("partition")
     caches = {"l1d": 48 << 10, "l2": 2 << 20, "l3": 48 << 20, "line": 64}

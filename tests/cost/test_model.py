@@ -166,10 +166,10 @@ def test_parameters_survive_a_profile() -> None:
 @pytest.mark.parametrize(
     ("cost", "message"),
     [
-        ({"lunch": 1e-6}, "devices.socket0.cost: unknown parameter 'lunch'; allowed: launch, entry,"),
+        ({"lunch": 1e-6}, "devices.socket0.cost: unknown parameter 'lunch'; allowed: call, launch, entry,"),
         (
             {"eta": {"convolution": 0.5}},
-            "devices.socket0.cost.eta: unknown parameter 'convolution'; allowed: border,",
+            "devices.socket0.cost.eta: unknown parameter 'convolution'; allowed: amx, border,",
         ),
         ({"eta": 0.5}, "devices.socket0.cost.eta: expected a mapping"),
         ({"p": {"conv": 2.0}}, "devices.socket0.cost.p: expected a number"),
