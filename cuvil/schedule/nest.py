@@ -545,7 +545,8 @@ def border_by_rows(
     if window:
         whole[0] = (E.const(0), E.const(1))
     else:
-        block = next((m for a, _, m in storage.layout(host).dims if a == 1 and m), 1)
+        layout = storage.layout(host)
+        block = layout.block if layout.blocked_axis == 1 else 1
         sample, channel = E.var(host.shape[0]), E.var(E.floordiv(host.shape[1] + (block - 1), block))
         whole[0] = (sample, sample + 1)
         whole[1] = (channel * block, channel * block + block)
