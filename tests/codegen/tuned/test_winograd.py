@@ -14,7 +14,8 @@ from onnx.reference import ReferenceEvaluator
 from zoo.net import Net, f32
 
 from cuvil.codegen.tuned import transforms, winograd
-from cuvil.ir.loops import Micro, walk
+from cuvil.ir.loops import For, Micro, walk
+from cuvil.ir.primitives import static
 from cuvil.schedule import verify
 from cuvil.schedule.plan import Schedule
 
@@ -205,3 +206,18 @@ def test_a_small_footprint_keeps_the_weights_of_the_model() -> None:
     sizes = [len(schedule_of(model, chosen).weights) for chosen in (host, small)]
     own = sum(onnx.numpy_helper.to_array(w).nbytes for w in model.graph.initializer)
     assert sizes[1] <= 1.1 * own < sizes[0] / 2
+
+
+def test_tiles_that_a_block_lacks_are_zeros() -> None:
+    """Blocks of 2 of 5 rows of tiles: the last one also fills what it lacks of the scratch memory that its
+    products read, where what lies there from other kernels may be denormal, and slow to multiply."""
+    s = schedule_of(layer(32, 64, 20, 20, 1), Isa({**(isa("x86-64-v4").options or {}), "threads": 2}))
+    loops = [x for k in s.kernels for x in walk(k.body) if isinstance(x, For)]
+    filled = [
+        (loop, x)
+        for loop in loops
+        for x in loop.body
+        if isinstance(x, Micro) and isinstance(x.kernel, transforms.InputTransform)
+    ]
+    assert filled
+    assert [(static(loop.stop), static(x.arguments[0])) for loop, x in filled] == [(2, 5)]
